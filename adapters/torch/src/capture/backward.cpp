@@ -34,14 +34,14 @@
 namespace remat::pytorch::detail {
 namespace {
 
-/// What AccumulateGrad makes of a first gradient: laid out like the parameter, and a tensor of its own.
+/// Makes what AccumulateGrad makes of a first gradient: a tensor of its own, laid out like the parameter.
 at::Tensor settled(const at::Tensor& grad, const at::Tensor& variable, bool shared) {
   at::NoGradGuard no_grad;
   if (!shared && ::torch::autograd::utils::obeys_layout_contract(grad, variable)) return grad;
   return ::torch::autograd::utils::clone_obey_contract(grad, variable);
 }
 
-/// Stands for the loss: gives the outputs gradients that nobody else holds, which autograd adds to in place, as in a real step.
+/// Stands for the loss. As in a real step, only autograd holds the gradients of the outputs, so that it adds to them in place.
 class loss_node final : public ::torch::autograd::Node {
  public:
   explicit loss_node(std::vector<at::Tensor> gradients) : gradients_(std::move(gradients)) {}
@@ -54,7 +54,7 @@ class loss_node final : public ::torch::autograd::Node {
   std::vector<at::Tensor> gradients_;
 };
 
-/// All nodes of the graph of tensors, as far as those of `ends`.
+/// All nodes of the graph of `tensors`, up to the nodes of `ends`.
 std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at::Tensor>& tensors,
                                                             const std::vector<::torch::autograd::Edge>& ends) {
   std::vector<const ::torch::autograd::Node*> stack;
@@ -71,7 +71,7 @@ std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at
   return seen;
 }
 
-/// For each of `leaves`, how many edges lead there in the graph of tensors.
+/// Per tensor of `leaves`, the number of edges that lead to it in the graph of `tensors`.
 std::vector<std::size_t> edges_to(const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& tensors) {
   std::vector<::torch::autograd::Edge> ends;
   for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
@@ -90,10 +90,10 @@ std::vector<std::size_t> edges_to(const std::vector<at::Tensor>& leaves, const s
   return counts;
 }
 
-/// For each of `leaves`, from which of `outputs` its gradient comes.
+/// Per tensor of `leaves`, which of `outputs` its gradient comes from.
 std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& leaves) {
   std::vector<std::vector<bool>> sources(leaves.size(), std::vector<bool>(outputs.size(), false));
-  std::vector<::torch::autograd::Edge> ends;  // nodes of leaves live as long as somebody holds them
+  std::vector<::torch::autograd::Edge> ends;  // holds the accumulators of leaves, which would be freed otherwise
   for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
@@ -103,7 +103,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return sources;
 }
 
-/// What `run` returns, called on a thread of its own. The engine, called from one of its nodes, would run other nodes of this
+/// Calls `run` on another thread. If a node of the engine called the engine again, the engine would run other nodes of this
 /// thread while it waits.
 ::torch::autograd::variable_list on_another_thread(const std::function<::torch::autograd::variable_list()>& run) {
   std::packaged_task<::torch::autograd::variable_list()> task([&run, state = at::ThreadLocalState()] {
@@ -115,7 +115,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return result.get();
 }
 
-/// Autocast of this thread is that of a backward.
+/// Sets autocast of this thread to that of a backward.
 class autocast_of_backward {
  public:
   autocast_of_backward(c10::DeviceType kind, std::optional<at::ScalarType> type) : kind_(kind) {
@@ -137,14 +137,14 @@ class autocast_of_backward {
   c10::impl::ExcludeDispatchKeyGuard none_{c10::autocast_dispatch_keyset};
 };
 
-/// What the engine brings to the ends of a graph.
+/// Runs the engine. @return the gradients at the ends of the graph
 ::torch::autograd::variable_list execute(const ::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& grads,
                                          bool keep, bool graph, const ending_at& end) {
   auto& engine = ::torch::autograd::Engine::get_default_engine();
   const auto ends = end.ends();
   if (!weights_disguised() || ::torch::autograd::get_current_graph_task_id() < 0)
     return engine.execute(roots, grads, keep, graph, false, ends);
-  return on_another_thread([&] {  // and not Python's engine, which would leave an exception with that thread
+  return on_another_thread([&] {  // not the engine of Python, which would leave an exception on that thread
     return engine.::torch::autograd::Engine::execute(roots, grads, keep, graph, false, ends);
   });
 }
@@ -166,7 +166,7 @@ graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::ve
   const auto visit = [&](const ::torch::autograd::Edge& e) {
     if (!e.is_valid()) return;
     if (dynamic_cast<::torch::autograd::AccumulateGrad*>(e.function.get()) != nullptr || ends.count(e.function.get()) > 0)
-      ++found.edges[e.function.get()];  // whose hooks are told in any case
+      ++found.edges[e.function.get()];  // hooks of these tensors are called in any case
     else if (seen.insert(e.function.get()).second)
       stack.push_back(e.function.get());
   };
@@ -195,7 +195,7 @@ bool leads_to(const std::vector<at::Tensor>& tensors, const std::vector<at::Tens
 
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
                                        const std::vector<at::Tensor>& wanted, std::optional<at::ScalarType> autocast, bool keep) {
-  // On the device, whose thread then knows all gradients of the loss before it goes on with one of them.
+  // The root is on the device. So the device's thread knows all gradients of the loss before it continues with the first.
   const auto there = at::TensorOptions(to.front().function->input_metadata(to.front().input_nr).device());
   const auto one = at::ones({}, there);
   auto node = c10::make_intrusive<loss_node>(std::move(grads));
@@ -252,7 +252,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   const auto edges = edges_to(wanted, differentiable);
   const auto summands = used.size() == differentiable.size() ? edges : edges_to(wanted, used);
   std::size_t accumulated = 0;
-  std::vector<std::size_t> came(wanted.size(), std::numeric_limits<std::size_t>::max());  // tensors are numbered as they are made
+  std::vector<std::size_t> came(wanted.size(), std::numeric_limits<std::size_t>::max());  // numbers ascend as tensors are made
   {
     std::optional<without_hooks> hooks;
     if (others) hooks.emplace(wanted);
@@ -277,12 +277,12 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   trace t;
   t.accumulated = accumulated;
   t.autocast = autocast;
-  std::vector<std::pair<std::size_t, std::size_t>> reached;  // when, and which
+  std::vector<std::pair<std::size_t, std::size_t>> reached;  // number of the gradient, position in `wanted`
   const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
   for (std::size_t i = 0; i < trained; ++i) {
     if (leads_to(i)) reached.emplace_back(came[i], i);
     if (grads[i].defined()) {
-      t.parameters.push_back(wanted_slots[i]);  // slots: those of the parameters come first
+      t.parameters.push_back(wanted_slots[i]);  // a slot, too: parameters have the first slots
       t.parameter_grads.push_back(r.view_of(grads[i]));
       t.parameter_sources.push_back(sources[i]);
       t.parameter_sums.push_back({summands[i], came[i]});

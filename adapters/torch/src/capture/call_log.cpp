@@ -40,7 +40,7 @@ void replace(c10::IValue& v, const std::unordered_map<const c10::TensorImpl*, at
   v = list;
 }
 
-/// Moves the memory of a storage to another one.
+/// Moves memory from one storage to another.
 void put(c10::StorageImpl* to, c10::StorageImpl* from) {
   to->clear_data_ptr_access_error_msg_();
   to->set_nbytes(from->nbytes());
@@ -60,7 +60,7 @@ still_generator::still_generator(c10::Device on)
 
 std::string still_generator::now() const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const uncounted aside;  // this state is gone at once, and no plan has room for it
+  const uncounted aside;  // the plan has no room for this state, which is freed at once
   auto g = generator_;
   std::lock_guard lock(g.mutex());
   return text_of(g.get_state());
@@ -163,7 +163,7 @@ bool call_log::is_touched(const at::Tensor& t, bool written) const {
 bool call_log::is_alone(const at::Tensor& t) const {
   auto* s = storage_of(t);
   std::unordered_set<const c10::TensorImpl*> sharing{t.unsafeGetTensorImpl()};
-  bool alone = s->resizable() && exposed(t) == nullptr && !is_pinned(s);  // else somebody lends the memory, such as numpy
+  bool alone = s->resizable() && exposed(t) == nullptr && !is_pinned(s);  // else another owner lends the memory (numpy)
   const auto meet = [&](const at::Tensor& x) {
     if (!x.defined() || !x.has_storage() || storage_of(x) != s) return false;
     if (sharing.insert(x.unsafeGetTensorImpl()).second) alone = alone && !held_by_python(x);
@@ -252,7 +252,7 @@ void call_log::fill() {
   storages_.clear();
   stale_ = 0;
   for (const auto& k : std::exchange(kept_, {})) k.put_back();
-  auto touched = std::exchange(exposed_, {});  // calls until now have seen what was there before
+  auto touched = std::exchange(exposed_, {});  // the calls so far have seen the data from before
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });
   for (auto& e : touched) e.exchange();
   std::unordered_set<const c10::StorageImpl*> gone;
@@ -268,7 +268,7 @@ void call_log::fill() {
   held_.clear();
   auto calls = std::exchange(calls_, {});
   for (auto& next : calls) {
-    const auto c = std::move(next);  // what only this call holds goes with it
+    const auto c = std::move(next);  // frees what only this call holds
     bool again = !c.done;
     for (const auto& v : c.results) each_tensor(v, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
     if (!again) continue;

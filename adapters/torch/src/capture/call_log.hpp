@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Calls of a forward whose kernels have not run yet, and how to run them after all. Private to the adapter.
+/// Logs the calls of a forward whose kernels have not run, and runs them if necessary. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -23,39 +23,39 @@ namespace remat::pytorch::detail {
 
 inline std::string text_of(const content& c) { return {reinterpret_cast<const char*>(c.data()), c.size()}; }
 
-/// The generator of a device during a forward, or a backward, whose draws come later. Each of these moves it to a state that
-/// nobody knows, so that one that the module sets is told from it, the same one once more too.
+/// The generator of a device during a forward or backward whose kernels draw later. Each draw moves the generator to an unlikely
+/// state. So a state that the module sets is recognised, even if it sets the same state again.
 class still_generator {
  public:
   explicit still_generator(c10::Device on);
   std::string now() const;
   void set(const std::string& state) const;
-  /// Is it where `origin` has it?
+  /// True if the generator is in the state that `origin` describes.
   bool is_at(const draw_origin& origin) const;
-  /// A call draws.
+  /// Notes that a call draws.
   void draw(std::size_t call);
   const std::string& start() const { return start_; }
-  /// It is where it was at the beginning, and nobody has set it.
+  /// The generator is in its initial state, and the module has not set it.
   void restart() { place_ = start_; }
-  /// The state that the next draw finds, if nobody sets another one.
+  /// The state that the next draw finds if the module sets no other.
   const std::string& place() const { return place_; }
-  /// Gives it the state that it had at the beginning.
+  /// Restores the initial state.
   void rewind() const;
 
  private:
   at::Generator generator_;
-  std::string start_, place_;                              ///< beside the memory that the budget is for
+  std::string start_, place_;                              ///< states, in memory that no budget counts
   std::vector<std::pair<std::size_t, std::string>> from_;  ///< calls that draw, and the states that they found
 };
 
-/// The module's Python has run on hollow tensors: operators were called, no kernel has run. `fill` runs the kernels in the order
-/// of the calls, on the operands of then, and puts their results under the hollow tensors. After that all tensors that the module
-/// holds, and the autograd graph that it has built over them, are those of an eager forward.
+/// The calls of a forward that ran on hollow tensors, so that no kernel has run. `fill` runs the kernels in the order of the
+/// calls, on the same operands, and puts the results under the hollow tensors. After that, all tensors that the module holds, and
+/// the autograd graph over them, are those of an eager forward.
 ///
-/// Where the module wants to see values on its way, the calls until then run ahead of the plan, which runs them once more. Only
-/// data that somebody may still look at stay meanwhile.
+/// If the module reads values during its forward, all calls so far run ahead of the plan, which runs them again. Meanwhile only
+/// data that may still be read stay in memory.
 ///
-/// Holds operands and results of all calls, which costs no memory for data, and keeps addresses from being used again.
+/// The log holds operands and results of all calls. That takes no memory for data, and it keeps addresses from being used again.
 class call_log {
  public:
   struct entry {
@@ -63,83 +63,88 @@ class call_log {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments, results;
     bool grad_mode;
-    std::string state;                       ///< not empty: the module has put the generator into this state before the call
-    bool done = false;                       ///< it has run: runs again only if the data of its results are gone by then
-    std::vector<at::Tensor> positions = {};  ///< those that the plan has in the place of masks among the arguments
+    std::string state;                       ///< state of the generator that the module has set before the call; empty: none
+    bool done = false;                       ///< the call has run; it runs again only if the data of its results are gone
+    std::vector<at::Tensor> positions = {};  ///< lists of positions that the plan has in place of masks
   };
 
-  /// The forward begins now. @param on device of the step
+  /// Begins with the forward. @param on device of the step
   explicit call_log(c10::Device on);
 
-  /// @param call      its number in the forward
+  /// @param call      number of the call in the forward
   /// @param arguments of the call
   /// @param results   hollow, or operands of the call
-  /// @param draws     from where the kernel draws, if it does
-  /// @param done      it has run
-  /// @param positions that the plan has in the place of masks
+  /// @param draws     state from which the kernel draws, if it draws
+  /// @param done      the call has run
+  /// @param positions lists of positions that the plan has in place of masks
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
            const std::optional<draw_origin>& draws, bool done = false, std::vector<at::Tensor> positions = {});
-  /// A tensor whose address must not be used again meanwhile.
+  /// Holds a tensor until `fill`, so that its address is not used again.
   void hold(const at::Tensor& t) { held_.push_back(t); }
-  /// Storages of tensors whose memory nobody may read before `fill`.
+  /// Hides the memory of a storage: until `fill`, reading it raises an error.
   void hide(const c10::Storage& s);
-  /// `fill` begins with the data that a storage has now.
+  /// Saves the present data of a storage. `fill` restores them before it runs the calls.
   void keep_data(const at::Tensor& t);
-  /// The module gets hold of the memory of a tensor, and may write it from now on without any operator.
+  /// The module gets access to the memory of a tensor, and may write it without an operator from now on.
   void expose(const at::Tensor& t);
   bool exposes() const { return !exposed_.empty(); }
-  /// A call is about to use a tensor in a way that calls of before, which have not run, must not see.
+  /// True if a call must not use `t` before the pending calls have run: the module has access to its memory, and has written it,
+  /// or the call writes it.
   bool is_touched(const at::Tensor& t, bool written) const;
-  /// The module has written memory that a call has read which has not run.
+  /// True if the module has written memory, without an operator, that a logged call reads.
   bool is_any_touched() const;
 
-  /// Puts others over the same memory in the place of tensors that are about to get other memory.
+  /// Replaces tensors that are about to get other memory by tensors over their present memory.
   void replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by);
-  /// Runs the kernels that have not run.
-  /// @throws what a kernel throws; the calls before it have run then
+  /// Runs all kernels that have not run.
+  /// @throws what a kernel throws, after the calls before it have run
   void fill();
-  /// Runs some kernels only, which do not draw, before the others.
+  /// Runs only the chosen kernels, before the others. They must not draw.
   /// @param chosen per call of the forward
   void fill(const std::vector<bool>& chosen);
 
-  /// Runs the kernels of all calls that have not run, and shows the memory of `wanted`. `fill` begins anew all the same.
-  /// @param calls  of the forward: what those in the log write
-  /// @param wanted tensors of the forward, whose data stay until the next call of this
-  /// @return false: nothing has run, as the module has written memory without an operator, or a weight that is elsewhere
+  /// Runs the kernels of all calls that have not run, and makes the memory of `wanted` readable. A later `fill` starts from the
+  /// beginning nevertheless.
+  /// @param calls  of the forward; they tell which operands a logged call writes
+  /// @param wanted tensors of the forward, whose data stay until the next `run_ahead`
+  /// @return true if the calls have run; false if nothing has run: the module has written memory without an operator, or a call
+  ///         writes a weight whose memory is elsewhere
   /// @throws what a kernel throws
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
-  /// Gives tensors from outside the data that they had before the forward, until the next `run_ahead`.
+  /// Gives tensors from outside their data from before the forward, until the next `run_ahead`.
   void show_before() const;
-  /// A kernel is about to write before its turn: keeps data aside that calls have made ahead, until the next `run_ahead`.
-  /// @param leave it writes on these data, not on made-up numbers
-  /// @return there were such data
+  /// Call this before a kernel writes out of turn. Sets data aside that calls ahead of the plan have made, until the next
+  /// `run_ahead`.
+  /// @param leave true: the kernel works on these data, and a copy is set aside; false: the data are moved away, and the kernel
+  ///              gets made-up numbers
+  /// @return true if there were such data
   bool set_aside(const at::Tensor& t, bool leave);
-  /// Calls that have run ahead have made the data there.
+  /// True if the storage holds data of the calls that have run ahead.
   bool has_made(const c10::StorageImpl* s) const;
-  /// The module may look at this memory whenever it likes.
+  /// From now on the module may read this memory at any time.
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }
   bool is_pinned(const c10::StorageImpl* s) const;
-  /// The memory of `t` belongs to it alone: no other tensor shares it beside those of calls, and no graph holds it.
+  /// True if only `t` uses its memory: no tensor outside of the log shares it, and no graph holds it.
   bool is_alone(const at::Tensor& t) const;
-  /// The forward has ended: `show_before`, and data that calls have made ahead go.
+  /// The forward has ended: calls `show_before`, and frees the data that calls have made ahead.
   void give_back();
-  /// @param make_room is called before the first calls run ahead, with memory beside that of the plan
+  /// @param make_room is called once, before calls first run beside the plan, with memory of their own
   void before_ahead(std::function<void()> make_room) { make_room_ = std::move(make_room); }
-  /// Calls are about to run beside the plan.
+  /// Calls are about to run beside the plan: calls the function of `before_ahead`.
   void make_room() {
     if (const auto f = std::exchange(make_room_, nullptr)) f();
   }
-  /// The step is recorded: data of constants that the module does not hold go. `fill` makes them again.
+  /// The step is recorded: frees the data of constants, unless the module holds them. `fill` makes them again.
   void give_back_constants(const std::vector<traced_call>& calls);
-  /// Most bytes that calls have taken that have run ahead.
+  /// Peak of the data of calls that have run ahead, in bytes.
   std::size_t most_ahead() const { return most_ahead_; }
 
   still_generator& generator() { return generator_; }
-  /// In the order of the calls. Those that only give a tensor another geometry are not among them.
+  /// In the order of the calls, without calls that only change the geometry of a tensor.
   const std::vector<entry>& calls() const { return calls_; }
   bool filled() const { return filled_; }
-  /// How often it refers to each tensor.
+  /// How many references the log has to each tensor.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
 
  private:
@@ -153,11 +158,11 @@ class call_log {
   bool writes_elsewhere(const std::vector<traced_call>& calls) const;
   void forget_ahead();
 
-  /// The state that the module has put the generator into before a call; empty: none.
+  /// @return the state of the generator that the module has set before a call; empty: it set none
   std::string set_before(std::size_t call, const draw_origin& draws);
 
   still_generator generator_;
-  std::vector<std::pair<std::size_t, std::string>> drawn_;  ///< calls that draw, and from which state; empty: nobody knows
+  std::vector<std::pair<std::size_t, std::string>> drawn_;  ///< calls that draw, and the states they draw from; empty: unknown
   std::vector<entry> calls_;
   std::vector<at::Tensor> held_;
   std::vector<c10::Storage> hidden_;
@@ -166,47 +171,47 @@ class call_log {
     at::Tensor data;  ///< bytes
     bool of(const at::Tensor& t) const { return storage.unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl(); }
     bool touched() const;
-    void exchange();        ///< the data with what is there now
-    void put_back() const;  ///< a copy of the data
+    void exchange();        ///< `data` with the present contents of the storage
+    void put_back() const;  ///< copies `data` to the storage
   };
   const saved_storage* exposed(const at::Tensor& t) const;
   std::vector<saved_storage> kept_, exposed_;
-  std::size_t stale_ = 0;  ///< position of the first of `kept_` that has not been put back for calls that run ahead
+  std::size_t stale_ = 0;  ///< first entry of `kept_` that was not yet put back for calls that run ahead
   bool filled_ = false;
 
   // --- of calls that have run ahead ------------------------------------------------------------------------------------------
   struct known_storage {
     c10::Storage storage;
-    bool outside = false;                      ///< no call has made it
+    bool outside = false;                      ///< no logged call has made it
     bool stays = false;                        ///< made by a call that has run at once
-    bool real = false;                         ///< its data are those of the step after the calls that have run ahead
-    std::vector<std::size_t> results_of = {};  ///< calls
+    bool real = false;                         ///< holds the data of the step after the last call that has run ahead
+    std::vector<std::size_t> results_of = {};  ///< positions in `calls_`
   };
   bool is_held(const known_storage& s) const;
   struct outside_storage {
     c10::Storage storage;
-    at::Tensor before, now;  ///< bytes: before the forward, and after the calls that have run ahead
+    at::Tensor before, now;  ///< bytes before the forward, and after the calls that have run ahead
   };
   std::unordered_map<const c10::StorageImpl*, known_storage> storages_;
-  std::vector<const c10::StorageImpl*> stay_;         ///< some that stay
-  std::unordered_set<const c10::StorageImpl*> made_;  ///< those that calls have made ahead, as far as their data are there
+  std::vector<const c10::StorageImpl*> stay_;         ///< storages that stay, perhaps not all of them
+  std::unordered_set<const c10::StorageImpl*> made_;  ///< storages with data that calls have made ahead
   std::vector<outside_storage> written_;
   std::vector<saved_storage> aside_;
   std::vector<c10::Storage> pinned_;
-  std::vector<const c10::StorageImpl*> shown_;  ///< of `wanted`, until the next call of `run_ahead`
+  std::vector<const c10::StorageImpl*> shown_;  ///< readable storages of `wanted`, until the next `run_ahead`
   std::function<void()> make_room_;
-  std::size_t ahead_ = 0, looked_ = 0;  ///< entries that have run ahead; whose storages are known
-  std::string place_;                   ///< state of the generator after those that have run ahead
-  std::size_t window_ = 4;              ///< data of so many calls stay, as code that is not Python may hold them
+  std::size_t ahead_ = 0, looked_ = 0;  ///< counts of entries that have run ahead, and of entries with known storages
+  std::string place_;                   ///< state of the generator after the last call that has run ahead
+  std::size_t window_ = 4;              ///< data of the last `window_` calls stay, because code other than Python may hold them
   std::size_t most_ahead_ = 0;
 };
 
-/// Of calls [since, until), those that write memory from outside, for `repeat_writes`.
+/// The calls of [since, until) that write memory from outside, for `repeat_writes`.
 std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> writes_since(const call_log& log, const trace& calls,
                                                                                    std::size_t since, std::size_t until,
                                                                                    bool all);
 
-/// A storage without memory that may get some later.
+/// A storage without memory, which it may get later.
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on);
 
 }  // namespace remat::pytorch::detail

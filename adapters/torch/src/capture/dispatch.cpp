@@ -23,7 +23,7 @@
 namespace remat::pytorch::detail {
 namespace {
 
-/// Notes the calls of a run, which several threads may make.
+/// Notes the calls of a run, from any number of threads.
 class call_observer {
  public:
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
@@ -62,16 +62,16 @@ class call_observer {
   std::vector<observed_call> calls_;
 };
 
-/// Of the process. They change only while `one_at_a_time` is held.
+/// State of the process. It changes only while `one_at_a_time` is held.
 recorder* active = nullptr;
 step_run* active_step = nullptr;  ///< while its forward runs
 call_observer* observer_of_calls = nullptr;
 std::atomic<void (*)(const at::Tensor&)> unbind_idle = nullptr;
 
-/// The step whose forward runs on this thread, if it is recorded.
+/// The step whose forward runs on this thread, if that is recorded; else null.
 step_run* step_here() { return capturing() ? active_step : nullptr; }
 
-/// It tells a profiler where the forward is, and takes and gives no tensors.
+/// True if the operator only tells a profiler where the forward is.
 bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
 
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
@@ -88,7 +88,7 @@ void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
     op.callBoxed(stack);
 }
 
-/// An operator made of others that reads memory itself, and is not known for it, runs once more, on data.
+/// Runs a composite operator again, on data, if it turns out to read memory itself.
 void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(guarded_key);
   auto* step = step_here();
@@ -157,7 +157,7 @@ recorded_forward_of::~recorded_forward_of() { active_step = nullptr; }
 void set_unbind(void (*f)(const at::Tensor&)) { unbind_idle = f; }
 
 std::vector<observed_call> observe(const std::function<void()>& f) {
-  // A capture may need the thread that this one runs on: waiting for its end could last for ever.
+  // Do not wait: the capture that holds the lock may need this thread.
   const std::unique_lock lock(one_at_a_time(), std::try_to_lock);
   if (!lock) {
     f();
@@ -181,7 +181,7 @@ std::vector<std::pair<std::string, std::size_t>> differing(const std::vector<obs
   std::vector<std::pair<std::string, std::size_t>> found;
   for (const auto& c : first) {
     const auto known = answers.find(question(c));
-    if (known == answers.end()) continue;  // its operands differ
+    if (known == answers.end()) continue;  // the operands differ
     if (const auto same = known->second.find(c.results); same != known->second.end()) {
       known->second.erase(same);
       continue;
@@ -212,7 +212,7 @@ void about_to_read_generator() {
 }
 
 void leave_plan(const std::string& why) {
-  if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // within a kernel
+  if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // inside of a kernel
   if (detail::is_followed()) return detail::leave_followed(why.c_str());
   if (!without_data()) return;
   if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);

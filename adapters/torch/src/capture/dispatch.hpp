@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The boxed fallback below autograd through which operators come to whoever records or observes them. Private to the adapter.
+/// The boxed fallbacks that pass operators to a recorder, follower or observer. Private to the adapter.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -13,29 +13,30 @@ namespace remat::pytorch::detail {
 class recorder;
 class step_run;
 
-/// The one functionality key below autograd that PyTorch gives neither kernels nor a fallback.
+/// The only functionality key below autograd for which PyTorch has neither kernels nor a fallback.
 constexpr auto record_key = c10::DispatchKey::Fake;
-/// Above autograd, without kernels of PyTorch: for the few operators that are made of others and read memory themselves.
+/// A key above autograd for which PyTorch has no kernels: for the few composite operators that read memory themselves.
 constexpr auto reader_key = c10::DispatchKey::DeferredInit;
-/// The same, for any operator while a forward is recorded.
+/// A key of the same kind, for all operators while a forward is recorded.
 constexpr auto guarded_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// One recording, or one observed run, at a time.
+/// Held by each recording and each observed run of the process.
 std::mutex& one_at_a_time();
-/// @param f lets what has prepared later steps go of a tensor for now
+/// @param f releases a tensor from everything that is prepared for later steps
 void set_unbind(void (*f)(const at::Tensor&));
 
 /// Registers the fallbacks on first use.
-/// @throws not_available
+/// @throws not_available if another library has registered a fallback for `record_key`
 void claim_key();
 
-/// Registers these operators.
+/// Registers kernels for the operators that read memory, on first use.
 void claim_reader_key();
 
-/// Operators come to a recorder while it lives. Threads of the autograd engine inherit the dispatch key, not thread-local data:
-/// so there is one at a time.
+/// While it lives, operators go to a recorder. Threads of the autograd engine inherit the dispatch key, but no thread-local data;
+/// so only one may live at a time.
 ///
-/// Backwards of the recording thread run on it alone. The thread of a device may wait for locks that the recording thread holds.
+/// A backward of the recording thread runs on this thread alone: the thread of a device may wait for locks that the recording
+/// thread holds.
 class recording {
  public:
   explicit recording(recorder& r);
@@ -44,10 +45,10 @@ class recording {
   recording& operator=(const recording&) = delete;
 
  private:
-  bool several_threads_;  ///< for backwards, before
+  bool several_threads_;  ///< whether backwards used several threads before
 };
 
-/// Operators of the forward that is recorded come to the training step that it is part of.
+/// While it lives, operators of the recorded forward go to the training step that the forward belongs to.
 class recorded_forward_of {
  public:
   explicit recorded_forward_of(step_run& run);
@@ -56,7 +57,7 @@ class recorded_forward_of {
   recorded_forward_of& operator=(const recorded_forward_of&) = delete;
 };
 
-/// Autocast keeps casts of parameters while it is on; those of a capture are hollow, and older ones are not among its calls.
+/// Clears the cache of autocast before and after a capture. Casts of a capture are hollow, and its calls must include all casts.
 struct fresh_casts {
   fresh_casts() { at::autocast::clear_cache(); }
   ~fresh_casts() { at::autocast::clear_cache(); }

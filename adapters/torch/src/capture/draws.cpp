@@ -31,13 +31,13 @@ at::Tensor state_of(const at::Generator& like, std::uint64_t seed) {
   return g.get_state();
 }
 
-/// A state of the generator that no program has by chance.
+/// A state of the generator that no program meets by chance.
 at::Tensor unlikely_state(const at::Generator& like) {
   std::random_device entropy;
   return state_of(like, std::uint64_t{entropy()} << 32 | entropy());
 }
 
-/// The engine of the host's generator in a state.
+/// The engine of the host's generator in state `state`.
 at::mt19937 engine_in(const at::Generator& like, const at::Tensor& state) {
   auto g = like.clone();
   g.set_state(state);
@@ -133,7 +133,7 @@ draw_origin draw_log::origin_of(const at::Tensor& now) {
     if (same_bytes(now, d.before)) return {generator_origin::before, d.call, {}};
     if (same_bytes(now, d.after)) return {generator_origin::after, d.call, {}};
   }
-  if (const auto drawn = draws_between(expected_, now)) {  // another thread's: no business of the step
+  if (const auto drawn = draws_between(expected_, now)) {  // another thread has drawn, which does not concern the step
     foreign_ += *drawn;
     expected_ = now;
     return {};

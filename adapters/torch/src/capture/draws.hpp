@@ -17,13 +17,13 @@
 namespace remat::pytorch::detail {
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b);
-/// A state of a generator.
+/// The state of a generator as text.
 inline std::string text_of(const at::Tensor& state) { return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()}; }
 
-/// A state of the generator that no program has by chance, another one for each `i`.
+/// A state of the generator that no program meets by chance; another state for each `i`.
 const std::string& unlikely_state(const at::Generator& like, std::size_t i);
 
-/// Notes whether this thread calls an operator that draws, while it lives.
+/// While it lives, notes whether this thread calls an operator that draws.
 class noted_draws {
  public:
   noted_draws();
@@ -38,7 +38,8 @@ class noted_draws {
   at::CallbackHandle handle_;
 };
 
-/// Tells states of the generator by the draws of the step. Leaves it as the user had it, but for what other threads draw.
+/// Describes states of the generator by the draws of the step. The destructor restores the state that the user left, advanced by
+/// the draws of other threads.
 class draw_log {
  public:
   explicit draw_log(c10::Device device);
@@ -47,24 +48,24 @@ class draw_log {
   draw_log& operator=(const draw_log&) = delete;
 
   const at::Generator& generator() const { return generator_; }
-  /// The generator now.
+  /// The present state of the generator.
   at::Tensor state();
   void set_state(const at::Tensor& s);
-  /// Somebody is about to look at the state: before the first draw it gets that of the user.
-  /// @return it has
+  /// Call this before the module reads the state. Before the first draw, the state becomes that of the user.
+  /// @return true if it does
   bool show();
-  /// A call was run, or is known to draw and was not.
+  /// Notes a call that draws, whether it was run or not.
   /// @param call   its position
-  /// @param before state that it found
-  /// @param after  state that it leaves
-  /// @return from where it drew
+  /// @param before state that the call finds
+  /// @param after  state that the call leaves
+  /// @return the origin of `before`
   draw_origin note(std::size_t call, const at::Tensor& before, at::Tensor after);
-  /// Moves the generator on as a draw does, to a state that is the same for `equal` calls in the same state.
-  /// @return that state
+  /// Advances the generator for a draw that does not run. The new state is a function of `before` and `equal`.
+  /// @return the new state
   at::Tensor pass(const at::Tensor& before, const std::string& equal);
-  /// What the half of the step that ends has made of the generator.
+  /// The origin of the state at the end of a half of the step.
   draw_origin left_behind() { return origin_of(state()); }
-  /// Each half of the step begins in a state that cannot be met otherwise, so that one set by hand is told from it.
+  /// Begins a half of the step in an unlikely state, so that states that the module sets are recognised.
   void begin_phase();
 
  private:
@@ -73,14 +74,14 @@ class draw_log {
     at::Tensor before, after;
   };
   draw_origin origin_of(const at::Tensor& now);
-  /// How many numbers were drawn from one state to another, if that can be.
+  /// How many numbers were drawn between two states; nothing if the second does not follow from the first.
   std::optional<std::uint64_t> draws_between(const at::Tensor& from, const at::Tensor& to) const;
   at::Tensor advanced(const at::Tensor& state, std::uint64_t draws) const;
 
   at::Generator generator_;
   c10::Device device_;
   at::Tensor start_, expected_;  ///< states: the user's, and after the last draw
-  std::uint64_t foreign_ = 0;    ///< numbers that other threads have drawn meanwhile
+  std::uint64_t foreign_ = 0;    ///< count of numbers that other threads have drawn
   std::vector<at::Tensor> phases_;
   std::vector<draw> draws_;
 };

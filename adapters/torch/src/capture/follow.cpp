@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs forwards and backwards of modules behind a follower, which the thread knows.
+// Runs forwards and backwards of modules under a follower of the thread.
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -34,7 +34,7 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
     const auto k = r.storages[x.view.value].slot;
     return k != none && r.slots[k].from == role::constant;
   };
-  const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written, and read
+  const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written and read, without operators
     const auto& s = r.storages[x.view.value];
     return makes_raw(c.op) && !used[x.view.value] && s.device.is_cpu() && static_cast<std::size_t>(s.bytes) <= constant_limit;
   };
@@ -59,7 +59,7 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
                 const step_request& what) {
   const auto f = std::make_shared<follower>(candidates, inputs, what);
-  at::autocast::clear_cache();  // what it holds is not among the calls, and what it will hold is hollow
+  at::autocast::clear_cache();  // older casts are not among the calls, and new ones will be hollow
   std::vector<at::Tensor> returned;
   {
     const c10::DebugInfoGuard here(c10::DebugInfoKind::TEST_INFO_2, f);

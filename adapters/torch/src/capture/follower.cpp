@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follows the calls of a module: the next recorded one, another recording, a fresh one, or none.
+// Follows the calls of a module: along the current candidate, another one, a new recording, or eagerly.
 #include "follower_state.hpp"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     return op.callBoxed(&stack);
   }
   std::vector<at::Tensor> positions;
-  std::optional<::torch::jit::Stack> made;  // by a call that runs ahead of the plan
+  std::optional<::torch::jit::Stack> made;  // results of a call that runs ahead of the plan
   if (call().ahead || !call().positions.empty()) {
     if (const auto why = ask(op, stack, positions, made)) {
       if (record_on(*why)) return fresh_->call(op, stack);
@@ -109,7 +109,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     if (c.constant) continue;
     if (o.written) written_[o.view.value] = true;
     if (o.written && recorded().storages[o.view.value].slot == none && has_memory(tensor_at(stack, first, o)))
-      log_->hide(tensor_at(stack, first, o).storage());  // a constant until now
+      log_->hide(tensor_at(stack, first, o).storage());  // was a constant until now
   }
   std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
   for (const auto& o : c.operands)
@@ -140,7 +140,7 @@ bool follower::show(const at::Tensor& t, bool may_write) {
   if (eager() || !t.has_storage()) return true;
   for (std::size_t s = 0; s < live_.size(); ++s) {
     if (live_[s].address() != storage_of(t)) continue;
-    if (backward_ && written_[s]) return false;  // by a call that has not run
+    if (backward_ && written_[s]) return false;  // the writing call has not run
     if (!has_memory(t) && !backward_ && !written_[s]) run_now(candidates_[current_].what->constants);
     if (!backward_ && (written_[s] || !has_memory(t))) {
       if ((may_write && recorded().storages[s].slot != none) || !run_ahead({t}) || !has_memory(t)) return false;
@@ -302,7 +302,7 @@ bool follower::touched(const c10::OperatorHandle& op, const ::torch::jit::Stack&
 
 bool follower::record_on(const std::string& why) {
   if (std::this_thread::get_id() != thread_) return false;
-  for (const auto& [k, t] : late_)  // whose first version nobody has noted
+  for (const auto& [k, t] : late_)  // their versions before the forward are unknown
     for (std::size_t i = 0; i < at_; ++i)
       for (const auto& o : recorded().calls[i].operands)
         if (o.written && o.view.value == recorded().slots[k].value) return false;
@@ -326,7 +326,7 @@ std::unique_ptr<recorded_run> follower::finish_recording(const std::vector<at::T
 }
 
 void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
-  if (left_) throw left_plan();  // code has caught it
+  if (left_) throw left_plan();  // the backward's code has caught the exception
   if (const char* why = differs(op, stack)) diverge(op.schema().name() + ": " + why);
   const auto& c = call();
   const auto first = stack.size() - c.arguments.size();

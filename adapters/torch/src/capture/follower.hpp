@@ -29,19 +29,19 @@ namespace remat::pytorch::detail {
 struct recorded_forward {
   explicit recorded_forward(std::shared_ptr<const trace> t);
   std::shared_ptr<const trace> recorded;
-  std::vector<bool> runs;  ///< per call: a later one asks for a number that comes from it (`item`), or it makes memory that the
-                           ///< module fills by hand
-  std::vector<bool> constants;  ///< per call: of constants, which run should the module look at one
-  std::vector<index_t> writes;  ///< slots in whose memory a call writes, running statistics too
+  std::vector<bool> runs;  ///< per call: runs at once, because a later call asks for a number that depends on it (`item`), or
+                           ///< because the module fills its result by hand
+  std::vector<bool> constants;  ///< per call: makes a constant, and runs if the module reads a constant
+  std::vector<index_t> writes;  ///< slots whose memory a call writes, running statistics included
 };
 
-/// The numbers of a recorded forward that may be others in each step.
+/// The numbers in the calls of a recorded forward that may differ in each step.
 std::vector<double> numbers_in(const trace& t);
-/// How many of the first `most` calls are the same, on the same tensors, of the same geometry.
+/// How many of the first `most` calls are equal, with the same tensors and geometries.
 std::size_t same_calls(const trace& a, const trace& b, std::size_t most);
-/// Of two forwards that make the same calls: on the same tensors from outside, and constants of the same contents.
+/// For two forwards with the same calls: true if the tensors from outside are the same, and the constants have equal contents.
 bool same_outside(const trace& a, const trace& b);
-/// Of two forwards, the first call that differs.
+/// Position of the first call that differs between two forwards.
 inline std::size_t common_calls(const trace& a, const trace& b) { return same_calls(a, b, std::min(a.backward, b.backward)); }
 
 /// A recorded forward, with the tensors of this model.
@@ -50,16 +50,16 @@ struct candidate {
   std::shared_ptr<const bindings> tensors;
 };
 
-/// What is to be recorded of a step that is none of the recorded ones.
+/// How to record a step that differs from all recorded ones.
 struct step_request {
   const std::vector<at::Tensor>&parameters, &buffers;  ///< as for `record`
-  const std::vector<output_use>& uses;                 ///< of its outputs
-  const std::vector<at::Tensor>& origins;              ///< of its inputs
-  bool strict;                                         ///< what cannot be recorded is an error
+  const std::vector<output_use>& uses;                 ///< of the outputs
+  const std::vector<at::Tensor>& origins;              ///< of the inputs, see `origins_of`
+  bool strict;                                         ///< a forward that cannot be recorded is an error
   bool again;                                          ///< the forward will run once more, from its beginning
-  bool elsewhere;                                      ///< so is what would have to run eagerly: weights are not on the device
-  bool numbers;                                        ///< calls may have other numbers than the recorded ones
-  std::function<void()> make_room;                     ///< calls are about to run ahead of the plan, with memory of their own
+  bool elsewhere;                                      ///< weights are not on the device: a need to run eagerly is an error
+  bool numbers;                                        ///< numbers in calls may differ from the recorded ones
+  std::function<void()> make_room;                     ///< called before calls run ahead of the plan, with memory of their own
 };
 
 /// A step that was recorded while its forward ran.
@@ -69,62 +69,63 @@ struct recorded_run {
   std::exception_ptr refusal;       ///< why
 };
 
-/// What came of following.
+/// Result of following a forward.
 struct followed {
-  std::optional<std::size_t> which;     ///< the candidate whose calls were made; nothing: none
-  std::unique_ptr<recorded_run> fresh;  ///< if none: the step, recorded from the call that differs on; null: the forward has run
-                                        ///< eagerly
-  std::vector<at::Tensor> returned;     ///< by the forward; of a candidate they are hollow, but for those that no call made
+  std::optional<std::size_t> which;     ///< the candidate with the calls of this forward; nothing: none has them
+  std::unique_ptr<recorded_run> fresh;  ///< without a candidate: the step, recorded from the first different call on; null: the
+                                        ///< forward has run eagerly
+  std::vector<at::Tensor> returned;     ///< results of the forward; with a candidate hollow, except for tensors that no call made
   std::vector<at::Tensor> outputs;      ///< of the candidate, each tensor once, hollow
-  std::vector<at::Tensor> tensors;      ///< of the candidate, by their numbers; undefined: none was met
-  std::shared_ptr<call_log> log;        ///< of the calls of the candidate
-  std::vector<double> numbers;          ///< of the candidate: those of this step that may be others
-  std::string why;                      ///< nothing: the first call that no candidate makes, and how it differs
-  std::size_t at = 0;                   ///< nothing: position of that call
-  /// Of the candidate: slots of tensors that are others than when it was recorded (a counter, state of the step before).
+  std::vector<at::Tensor> tensors;      ///< of the candidate, by number; undefined: not met
+  std::shared_ptr<call_log> log;        ///< calls of the candidate
+  std::vector<double> numbers;          ///< of the candidate: numbers of this step that may differ in each step
+  std::string why;                      ///< without a candidate: the first different call, and how it differs
+  std::size_t at = 0;                   ///< without a candidate: position of that call
+  /// With a candidate: slots that have other tensors than in the recording (a counter, state of the step before), and these
+  /// tensors.
   std::vector<std::pair<index_t, at::Tensor>> late;
 };
 
-/// Runs `forward` on its own arguments. Calls of operators that a candidate makes too are not run: their results are hollow.
-/// Where the calls differ from all candidates, the step is recorded from there on. If that cannot be, the calls until then are
-/// run after all, and the rest of the forward runs eagerly. So `forward` runs once in any case, and leaves what an eager one
-/// leaves, but for data of the results.
+/// Runs `forward` on its own arguments. Calls that a candidate makes, too, do not run: their results are hollow. If a call
+/// differs from all candidates, the step is recorded from that call on. If recording is impossible, the calls so far run, and the
+/// rest of the forward runs eagerly. So `forward` runs exactly once, and has the effects of an eager forward except for the data
+/// of its results.
 ///
-/// After a match, and when a step was recorded, parameters, buffers, inputs and the generator are as they were before, versions
-/// of tensors included.
+/// After a match or a recording, parameters, buffers, inputs, their versions, and the generator are as before.
 /// @param candidates at least one, the most likely one first
 /// @param inputs     tensors among the arguments of the forward
-/// @throws what the forward throws; its calls until then have run
-/// @throws cannot_capture in strict mode, or if weights are elsewhere; nothing has run then
+/// @throws what the forward throws, after its calls have run
+/// @throws cannot_capture in strict mode, or if weights are elsewhere; no call has run then
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
                 const step_request& what);
 
-/// Compares a backward, which is only its code and calls of operators, with a recorded one.
-/// @param step         that was recorded, with the tensors of this model
-/// @param tensors      of this forward, by their numbers
-/// @param output_grads per output the stand-in for its gradient, which only `backward` uses then
-/// @return how it differs; empty: not at all
+/// Runs the code of a backward on hollow tensors, and compares its calls with a recorded backward.
+/// @param step         recorded step, with the tensors of this model
+/// @param tensors      of this forward, by number
+/// @param output_grads per output a stand-in for its gradient, which only `backward` holds afterwards
+/// @return how the backward differs; empty: not at all
 /// @throws what the code throws
 std::string differing_backward(const candidate& step, const std::vector<at::Tensor>& tensors,
                                std::vector<at::Tensor> output_grads,
                                const std::function<void(std::vector<at::Tensor>)>& backward);
 
-/// Takes a call if this thread follows a forward. @return it has
+/// Takes a call if this thread follows a forward or backward. @return true if it does
 bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
-/// The module is about to read the memory of a tensor directly: from here on the forward runs eagerly, if there are data to come.
-/// @param may_write it may write the memory, too, now or later
+/// Call this before the module reads the memory of a tensor directly. The forward runs eagerly from here on if the data cannot be
+/// shown otherwise.
+/// @param may_write the module may write the memory, too, now or later
 void read_by_follower(const at::Tensor& t, bool may_write);
-/// For `calls_until_now` and `repeat_writes`, while this thread follows a forward.
+/// Calls of the forward that this thread follows so far, and their writes, for `calls_until_now` and `repeat_writes`.
 std::size_t followed_calls();
 std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
                                                                                       bool all);
-/// Calls of the forward that this thread follows.
+/// Log of the forward that this thread follows.
 const call_log* followed_log();
-/// From here on the forward of this thread runs eagerly.
+/// Runs the rest of this thread's forward eagerly.
 void leave_followed(const char* why);
-/// The forward of this thread has drawn numbers, but its kernels have not run.
+/// True if the forward of this thread has drawn numbers, and its kernels have not run.
 bool has_followed_draws();
-/// This thread follows a forward whose kernels have not run, and which is not recorded anew.
+/// True if this thread follows a forward whose kernels have not run, and which is not recorded anew.
 bool is_followed();
 
 }  // namespace remat::pytorch::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the tensors of a call with those of the recorded one, and makes its results.
+// Compares the tensors of a call with the recorded call, and makes its results.
 #include "follower_state.hpp"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ bool follower::same_but_tensors(const c10::IValue& a, const c10::IValue& b) {
 const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const {
   const auto& known = tensors_[o.tensor];
   if (!t.has_storage() || t.layout() != c10::kStrided) return "a tensor without a plain storage";
-  // Autograd unpacks some as tensors of their own, and functions in Python copy what a factory gives them.
+  // Autograd unpacks some saved tensors as new tensors, and functions in Python copy results of factories.
   const bool copied = static_cast<bool>(live_[o.view.value]);
   if (known ? known.address() != t.unsafeGetTensorImpl() : recorded().tensors[o.tensor] == none && !copied)
     return "another tensor than planned";
@@ -147,7 +147,7 @@ bool follower::has_same_outside(const candidate& other) const {
   for (index_t k = 0; k < looked_.size() && k < before.slots.size(); ++k) {
     if (!looked_[k]) continue;
     if (k >= t.slots.size() || t.slots[k].value != before.slots[k].value) return false;
-    if (before.slots[k].number && t.slots[k].number) continue;  // may be another one in each step
+    if (before.slots[k].number && t.slots[k].number) continue;  // numbers may differ in each step
     if (t.slots[k].from != before.slots[k].from) return false;
     const auto at = before.slots[k].position, there = t.slots[k].position;
     if (before.slots[k].from == role::constant && before.constants[at] != t.constants[there]) return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward or backward that is followed: the recorded call at hand, and the tensors met so far.
+// State of following a forward or backward: position in the recorded calls, tensors met so far.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -20,7 +20,7 @@
 
 namespace remat::pytorch::detail {
 
-/// A tensor or a storage that may be gone by now. Its address is not used again meanwhile.
+/// Identifies a tensor or storage that may have been freed. Its address is not used again as long as this lives.
 template <class Weak>
 class identity {
  public:
@@ -40,7 +40,7 @@ class identity {
 using tensor_identity = identity<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>;
 using storage_identity = identity<c10::weak_intrusive_ptr<c10::StorageImpl>>;
 
-/// The backward makes other calls than planned.
+/// The calls of the backward differ from the plan.
 struct left_plan : std::exception {
   const char* what() const noexcept override { return "remat: the backward of this step is not the planned one"; }
 };
@@ -55,23 +55,23 @@ class follower final : public c10::DebugInfoBase {
 
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
-  /// From here on eagerly.
+  /// Runs the rest eagerly.
   void diverge(std::string why);
-  /// Code of the module may have caught the refusal.
+  /// Throws the refusal again, because code of the module may have caught it.
   void refuse() const {
     if (left_ && !backward_) throw cannot_capture("call " + std::to_string(where_) + " differs from the planned one: " + why_);
   }
   bool eager() const { return log_ && log_->filled(); }
-  /// The forward is recorded from the call on where it has left the candidates.
+  /// The recording from the first different call on; null: none.
   resumed_recording* fresh() const { return fresh_.get(); }
-  /// In a handler: the forward has thrown.
+  /// Call this in a handler: the forward has thrown.
   void stopped() {
     if (fresh_) return fresh_->stopped();
     refuse();
     if (!eager()) fill();
   }
-  /// The module is about to look at the memory of a tensor.
-  /// @return it may
+  /// Call this before the module reads the memory of a tensor.
+  /// @return true if it may
   bool show(const at::Tensor& t, bool may_write);
 
   bool has_drawn() const {
@@ -85,36 +85,37 @@ class follower final : public c10::DebugInfoBase {
   auto writes(std::size_t since, std::size_t until, bool all) const { return writes_since(*log_, recorded(), since, until, all); }
 
   bool left() const { return left_; }
-  /// The backward has ended. @return how it differs
+  /// The backward has ended. @return how it differs; empty: not at all
   std::string finish();
 
   followed finish(std::vector<at::Tensor> returned);
 
  private:
-  /// Runs the calls until now, in the place of the plan.
+  /// Runs the calls so far, instead of the plan.
   void fill() {
     log_->make_room();
     log_->fill();
   }
-  /// Runs the calls until now ahead of the plan. @return false: they cannot
+  /// Runs the calls so far ahead of the plan. @return false if they cannot
   bool run_ahead(const std::vector<at::Tensor>& wanted) { return log_->run_ahead(recorded().calls, wanted); }
-  /// A call whose results depend on values: looks at these.
-  /// @param positions gets those in its masks
-  /// @param made      gets its results, if it does not take masks
-  /// @return why no candidate goes on like this; nothing: the present one does
+  /// Evaluates what the results of a call depend on.
+  /// @param positions gets the positions in its masks
+  /// @param made      gets its results, if the call takes no masks
+  /// @return why no candidate has such results; nothing: the present candidate has
   std::optional<std::string> ask(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack,
                                  std::vector<at::Tensor>& positions, std::optional<::torch::jit::Stack>& made);
-  /// A tensor that depends on values: an input of the plan.
+  /// Takes a tensor that depends on values as an input of the plan.
   void take_value(std::size_t id, const at::Tensor& t);
-  /// Runs those of the calls until now, unless they write what another one reads, which has not run.
-  /// @return it has
+  /// Runs the chosen calls among the calls so far, unless one of them writes what a call that has not run reads.
+  /// @return true if they have run
   bool run_now(const std::vector<bool>& chosen);
-  /// The module returns or keeps memory that calls have made ahead of the plan, and that would be another's after it.
+  /// True if the module returns or keeps memory of calls ahead of the plan that it has read directly. The plan would use that
+  /// memory for something else.
   bool keeps_read_memory(const std::vector<at::Tensor>& returned) const;
-  /// The module has a constant in its hands, or returns one.
+  /// True if the module holds or returns a constant without data.
   bool gives_constants(const std::vector<at::Tensor>& returned) const;
   bool touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
-  /// No candidate makes the calls of this forward: tries to record it from here on.
+  /// No candidate makes the calls of this forward: tries to record it from here on. @return true if that works
   bool record_on(const std::string& why);
   std::unique_ptr<recorded_run> finish_recording(const std::vector<at::Tensor>& returned);
   still_generator& generator() { return backward_ ? *generator_ : log_->generator(); }
@@ -124,17 +125,17 @@ class follower final : public c10::DebugInfoBase {
   void run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
   void reserve();
-  /// Takes parameters, buffers and inputs for known.
+  /// Makes parameters, buffers and inputs known.
   void bind();
   void bind(std::size_t id, const at::Tensor& t);
-  /// A storage is seen for the first time, or again.
-  /// @param recorded_at where `t` began in it when it was recorded
+  /// Notes where a storage is, if it is met for the first time.
+  /// @param recorded_at offset of `t` in its storage when it was recorded, in bytes
   void locate(index_t storage, const at::Tensor& t, bytes_t recorded_at) {
     if (live_[storage]) return;
     live_[storage] = t.storage().getWeakStorageImpl();
     shift_[storage] = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - recorded_at;
   }
-  /// What a call has made that has run.
+  /// Notes the results of a call that has run.
   void meet_results(const traced_call& c, const ::torch::jit::Stack& stack);
   void set(std::size_t id, const at::Tensor& t) {
     tensors_[id] = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(t.getIntrusivePtr());
@@ -145,24 +146,24 @@ class follower final : public c10::DebugInfoBase {
     return o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
   }
 
-  /// @return how the call differs from the next one of the candidate, or null
+  /// @return how the call differs from the next call of the candidate; null: not at all
   const char* differs(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack);
-  /// In the recorded arguments undefined tensors are in the place of operands.
+  /// Compares arguments; recorded ones have undefined tensors in place of operands.
   static bool same_but_tensors(const c10::IValue& a, const c10::IValue& b);
 
   const char* differs(const traced_tensor& o, const at::Tensor& t) const;
 
-  /// An operand, seen for the first time, or again.
+  /// Notes an operand, and compares the contents of its slot at the first time.
   void take(const traced_tensor& o, const at::Tensor& t);
-  /// Is what lies in a slot what the program has there?
+  /// Compares the tensor in a slot with that of the program; notes it as late if it differs.
   void look_at(index_t k, const c10::Storage& s, const at::Tensor& t);
 
-  /// Another candidate has the same constants, but for numbers, and the same tensors of the module, in the slots that have been
-  /// met until now.
+  /// True if, in all slots met so far, another candidate has the same constants except for numbers, and the same tensors of the
+  /// module.
   bool has_same_outside(const candidate& other) const;
 
-  /// Gives operands the geometry that a call gives them (`transpose_`).
-  /// @return there are some: the call does nothing else
+  /// Gives operands the geometry that the call gives them (`transpose_`).
+  /// @return true if the call does so, and nothing else
   bool reshape(const traced_call& c, const std::vector<c10::IValue>& arguments);
   static bool same_place(const byte_view& a, const byte_view& b) {
     return a.sizes == b.sizes && a.strides == b.strides && a.offset == b.offset;
@@ -170,7 +171,7 @@ class follower final : public c10::DebugInfoBase {
 
   std::vector<c10::IValue> results_of(const traced_call& c, const std::vector<c10::IValue>& arguments);
 
-  /// A candidate that has made the same calls until now, and makes this one.
+  /// Switches to another candidate with the same calls so far, which makes this call, too. @return true if there is one
   bool choose_another(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
     return choose([&] { return differs(op, stack) == nullptr; });
   }
@@ -180,7 +181,7 @@ class follower final : public c10::DebugInfoBase {
   template <class F>
   bool choose(F suits) {
     for (const auto& [k, t] : late_)
-      if (!recorded().slots[k].number) return false;  // the programs may have other constants
+      if (!recorded().slots[k].number) return false;  // the constants of the programs may differ
     const auto before = current_;
     const auto met = std::tuple(tensors_, live_, shift_, of_, shared_, late_);
     for (auto next = before + 1; next < candidates_.size(); ++next) {
@@ -197,13 +198,13 @@ class follower final : public c10::DebugInfoBase {
     return false;
   }
 
-  /// @return what keeps the forward from being that of the candidate
+  /// @return why the forward is not that of the candidate; nothing: it is
   std::optional<std::string> unfinished(const std::vector<at::Tensor>& returned);
 
-  /// A tensor that was copied when it was recorded, too, over the memory of a call.
+  /// True if `t` lies over the memory of an output that was a copy in the recording, too.
   bool is_copy(std::size_t output, const at::Tensor& t) const;
 
-  /// Everything outside is as before the forward.
+  /// Restores all tensors from outside, their versions, and the generator.
   void put_back() const {
     log_->give_back();
     reset_versions();
@@ -215,23 +216,23 @@ class follower final : public c10::DebugInfoBase {
   const std::vector<at::Tensor>& inputs_;
   bool backward_ = false, left_ = false;
   std::size_t current_ = 0, at_ = 0, where_ = 0;
-  const step_request* what_ = nullptr;  ///< of a forward
+  const step_request* what_ = nullptr;  ///< null in a backward
   std::unique_ptr<resumed_recording> fresh_;
   std::thread::id thread_ = std::this_thread::get_id();
-  std::shared_ptr<call_log> log_;                            ///< of a forward
-  std::optional<still_generator> generator_;                 ///< of a backward
-  std::vector<tensor_identity> tensors_;                     ///< per tensor of the trace, once it has been met
+  std::shared_ptr<call_log> log_;                            ///< null in a backward
+  std::optional<still_generator> generator_;                 ///< in a backward only
+  std::vector<tensor_identity> tensors_;                     ///< per tensor of the trace, once met
   std::vector<storage_identity> live_;                       ///< per storage of the trace
-  std::vector<bool> read_, written_;                         ///< per storage: by a call that has not run
-  std::unordered_map<const c10::StorageImpl*, index_t> of_;  ///< of tensors from outside
-  bool shared_ = false;                                      ///< two that did not share memory when recorded do so now
-  std::vector<bool> ran_;                                    ///< per call until now
-  std::vector<bool> looked_;                                 ///< per slot: what lies there has been compared
-  std::vector<bytes_t> shift_;  ///< per storage from outside: how much further on it begins than when recorded
+  std::vector<bool> read_, written_;                         ///< per storage: a call that has not run reads or writes it
+  std::unordered_map<const c10::StorageImpl*, index_t> of_;  ///< storages of tensors from outside
+  bool shared_ = false;                                      ///< two tensors share memory now that shared none in the recording
+  std::vector<bool> ran_;                                    ///< per call so far: it has run
+  std::vector<bool> looked_;                                 ///< per slot: its contents have been compared
+  std::vector<bytes_t> shift_;  ///< per storage from outside: bytes by which its start differs from the recording
   std::vector<std::pair<index_t, at::Tensor>> late_, values_;
-  std::vector<std::pair<index_t, at::Tensor>> scalars_;   ///< that are operands, as far as they have been compared
-  std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside that the forward writes
-  std::vector<double> numbers_;                           ///< of calls until now
+  std::vector<std::pair<index_t, at::Tensor>> scalars_;   ///< numbers among the operands that have been compared
+  std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< versions before the forward of tensors from outside that it writes
+  std::vector<double> numbers_;                           ///< numbers in the calls so far that may differ
   std::string why_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A graph of autograd that ends at chosen tensors. Private to the adapter.
+/// Makes a graph of autograd end at chosen tensors. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@
 
 namespace remat::pytorch::detail {
 
-/// Takes gradients of a tensor that has a history, in the place of that history.
+/// Receives the gradients of a tensor, in place of the node that made the tensor.
 class end_node final : public ::torch::autograd::Node {
  public:
   explicit end_node(const at::Tensor& t) { add_input_metadata(t); }
@@ -30,7 +30,7 @@ class end_node final : public ::torch::autograd::Node {
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override { return std::move(incoming); }
 };
 
-/// Nodes in the order in which they have run, on any thread.
+/// Nodes in the order in which they ran, on any thread.
 struct run_order {
   std::mutex mutex;
   std::vector<const ::torch::autograd::Node*> nodes;
@@ -50,12 +50,12 @@ class note_run final : public ::torch::autograd::FunctionPostHook {
   const ::torch::autograd::Node* of_;
 };
 
-/// While it is there, a graph ends at some tensors: what has made them is not part of it. That may lead to the same leaves.
+/// While it lives, a graph ends at chosen tensors: nodes that made them are not part of it, even if they lead to the same leaves.
 class ending_at {
  public:
-  /// @param roots of the graph; those that lead to one of the tensors are changed for good
-  /// @param wanted where it ends
-  /// @param apart  each edge that leads to one of them has an end of its own
+  /// @param roots  of the graph; edges that lead to one of the tensors are changed for good
+  /// @param wanted tensors where the graph ends
+  /// @param apart  each edge that leads to one of the tensors gets an end of its own
   ending_at(::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& wanted, bool apart = false) {
     bool any = false;
     for (const auto& t : wanted) {
@@ -101,20 +101,20 @@ class ending_at {
   ending_at(const ending_at&) = delete;
   ending_at& operator=(const ending_at&) = delete;
 
-  /// Where gradients arrive: the ends of all tensors, in their order.
+  /// Edges at which gradients arrive: the ends of all tensors, in the order of the tensors.
   ::torch::autograd::edge_list ends() const {
     ::torch::autograd::edge_list all;
     for (const auto& list : ends_)
       for (const auto& e : list) all.push_back(e.edge);
     return all;
   }
-  /// @param gradients that have arrived at `ends`
-  /// @return per tensor those that are defined, in the order in which they have come
+  /// @param gradients at `ends`
+  /// @return per tensor its defined gradients, in the order of arrival
   std::vector<std::vector<at::Tensor>> arrived(std::vector<at::Tensor> gradients) const {
     std::vector<std::vector<at::Tensor>> result;
     auto next = gradients.begin();
     for (const auto& list : ends_) {
-      std::vector<std::pair<std::ptrdiff_t, at::Tensor>> came;  // roots first
+      std::vector<std::pair<std::ptrdiff_t, at::Tensor>> came;  // gradients at roots are first
       for (const auto& e : list) {
         const auto& ran = order_.nodes;
         const auto when = e.from == nullptr ? -1 : std::find(ran.begin(), ran.end(), e.from) - ran.begin();
@@ -136,7 +136,7 @@ class ending_at {
   };
   struct end {
     ::torch::autograd::Edge edge;
-    const ::torch::autograd::Node* from;  ///< null: a root
+    const ::torch::autograd::Node* from;  ///< node that the edge belongs to; null: a root
   };
   std::vector<change> changed_;
   std::vector<std::pair<c10::intrusive_ptr<::torch::autograd::Node>, std::uintptr_t>> hooks_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tensors of the true size without memory, and how operators run on them. Private to the adapter.
+/// Tensors with sizes but without memory, and how operators run on them. Private to the adapter.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,13 +15,13 @@
 
 namespace remat::pytorch::detail {
 
-/// What somebody is told who reads memory between operators.
+/// Error message for code that reads memory between operators.
 inline constexpr const char* reads_memory =
     "the module reads the memory of a tensor of the step directly (accessor, data_ptr, numpy, tolist, or on another thread) "
     "while "
     "it is captured; a plan would keep what it read for ever";
 
-/// What somebody is told who keeps that memory.
+/// Error message for code that keeps memory which it has read.
 inline constexpr const char* keeps_read =
     "the module returns or keeps a tensor whose memory it has read directly, or an array over that memory";
 
@@ -30,31 +30,31 @@ inline constexpr const char* not_ahead =
 
 inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
-/// A storage as a tensor of bytes.
+/// A storage as a tensor of bytes, which shares its memory.
 at::Tensor bytes_over(const c10::Storage& s);
 inline at::Tensor bytes_of(const at::Tensor& t) { return bytes_over(t.storage()); }
 
-/// Each element lies at the same place of its storage. Strides along one element mean nothing.
+/// True if each element lies at the same place of its storage. Strides along dimensions of one element do not count.
 bool same_places(const at::Tensor& a, const at::Tensor& b);
-/// Its memory can be read.
+/// True if the memory can be read.
 bool has_memory(const at::Tensor& t);
 
-/// Its memory is there, if maybe hidden.
+/// True if the tensor has memory, which may be hidden.
 inline bool has_data(const at::Tensor& t) {
   return storage_of(t)->nbytes() == 0 || storage_of(t)->_mutable_data_ptr_no_checks().get() != nullptr;
 }
 
-/// Python code holds this tensor.
+/// True if Python code holds this tensor.
 bool held_by_python(const at::Tensor& t);
-/// How many hold `x`, but for a wrapper in Python that is there only because C++ holds `x` too.
+/// The number of owners of `x`, without a Python wrapper that exists only because C++ holds `x`.
 template <class T>
 std::size_t holders(T& x, std::size_t count) {
   return count - (x.pyobj_slot()->has_unique_reference() ? 1 : 0);
 }
-/// Python code holds this tensor, or has held it.
+/// True if Python code holds or has held this tensor.
 inline bool known_to_python(const at::Tensor& t) { return t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr; }
 
-/// A backward writes its `.grad`.
+/// True if a backward writes `.grad` of this tensor.
 inline bool collects_gradient(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
 
 /// A tensor of the given geometry whose storage owns no memory.
@@ -62,24 +62,24 @@ at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const a
 
 /// A tensor over a storage, as a kernel would have made it.
 at::Tensor tensor_over(const c10::Storage& s, const byte_view& v);
-/// Another tensor over the memory of `t`.
+/// A new tensor over the memory of `t`.
 at::Tensor another(const at::Tensor& t);
-/// The same, with its version counter: writes to one count for both.
+/// A new tensor over the memory of `t`, with the version counter of `t`.
 at::Tensor twin_of(const at::Tensor& t);
 
-/// Takes its memory from a storage.
+/// Frees the memory of a storage, and hides the storage.
 void release(c10::StorageImpl* s);
-/// Between operators nobody may look at values that are another step's tomorrow.
+/// Hides the memory of a storage: reading it between operators raises an error, because its values change with each step.
 void hide(c10::StorageImpl* s);
 
-/// While it is there, kernels run as they are, whoever asks.
+/// While it lives, operators go to their kernels, past autograd, autocast and any recorder.
 struct plain_kernels {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
   c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::Fake};
 };
 
-/// Memory that hollow tensors have while an operator runs.
+/// Lends memory to hollow tensors while an operator runs.
 class lent_memory {
  public:
   lent_memory() = default;
@@ -87,9 +87,9 @@ class lent_memory {
   lent_memory(const lent_memory&) = delete;
   lent_memory& operator=(const lent_memory&) = delete;
 
-  /// Lends zeros to the storage of a hollow tensor, and shows that of others.
+  /// Lends zeros to the storage of a hollow tensor; makes hidden memory of other tensors readable.
   void fill(const at::Tensor& t);
-  /// The borrowers keep what they have.
+  /// Leaves the lent memory to its borrowers.
   void give();
 
  private:
@@ -97,14 +97,14 @@ class lent_memory {
   std::vector<c10::Storage> filled_, shown_;
 };
 
-/// Runs an operator on tensors that have memory meanwhile. Zeros suit nearly all; a matrix to be inverted or a distribution to be
-/// drawn from wants other numbers.
-/// @param arguments how many it takes from the stack
-/// @param tensors   those among them
+/// Runs an operator on hollow tensors, to which it lends zeros. If that raises an error, as for a matrix to be inverted or a
+/// distribution to be drawn from, the operator runs again on more plausible numbers.
+/// @param arguments number of arguments on the stack
+/// @param tensors   among these arguments
 void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
                 const std::vector<at::Tensor>& tensors);
 
-/// Runs an operator on zeros in the place of its tensors.
+/// Runs an operator on zeros in place of its tensors.
 void run_on_zeros(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
 }  // namespace remat::pytorch::detail

@@ -22,7 +22,7 @@ kept_graph::kept_graph(std::shared_ptr<const trace> forward, std::shared_ptr<cal
     outputs_.push_back(o.detach());
     if (o.requires_grad()) ::torch::autograd::impl::set_gradient_edge(outputs_.back(), ::torch::autograd::impl::gradient_edge(o));
   }
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> instead;  // of outputs, whose memory will be that of the plan
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> instead;  // of outputs, which will get memory of the plan
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto id = forward_->output_tensors[i];
     given_.emplace_back(at::Tensor().getIntrusivePtr());
@@ -34,7 +34,7 @@ kept_graph::kept_graph(std::shared_ptr<const trace> forward, std::shared_ptr<cal
   log_->replace(instead);
 }
 
-/// While it is there, the outputs that still exist have the memory of the graph again.
+/// While it lives, outputs that still exist have the memory of the graph again.
 class kept_graph::as_recorded {
  public:
   explicit as_recorded(const kept_graph& g) : tensors(g.tensors_) {
@@ -52,7 +52,7 @@ class kept_graph::as_recorded {
   as_recorded(const as_recorded&) = delete;
   as_recorded& operator=(const as_recorded&) = delete;
 
-  std::vector<at::Tensor> tensors;  ///< by their numbers
+  std::vector<at::Tensor> tensors;  ///< by their numbers in the trace
 
  private:
   struct change {
@@ -67,7 +67,7 @@ class kept_graph::as_recorded {
   std::vector<change> changed_;
 };
 
-/// Tensors from outside that the forward writes have the versions that it leaves, which saved tensors must have.
+/// While it lives, tensors from outside have their versions of the end of the forward, which nodes expect of saved tensors.
 class versions_after_forward {
  public:
   versions_after_forward(const trace& forward, const std::vector<at::Tensor>& tensors) {
@@ -125,7 +125,7 @@ std::string kept_graph::differs(const candidate& step, const std::vector<at::Ten
 void kept_graph::fill() {
   filled_ = true;
   tensors_.clear();
-  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKeySet(  // whatever takes several gradients at once
+  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKeySet(  // layers that batch gradients
       {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
        c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   log_->fill();

@@ -17,48 +17,49 @@
 
 namespace remat::pytorch::detail {
 
-/// What a planned backward does not do by itself.
+/// What a forward's graph contains that a planned backward does not run by itself.
 struct graph_contents {
-  std::string observer;                                                   ///< who is told of gradients inside; empty: nobody
+  std::string observer;                                                   ///< code that observes gradients inside; empty: none
   std::vector<::torch::autograd::Node*> code;                             ///< nodes that are not PyTorch's own
-  std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< how many lead to the accumulator of a leaf,
-                                                                          ///< or to what has made an input
+  std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< number of edges to the accumulator of a leaf, or to
+                                                                          ///< the node that made an input
 };
 
-/// The graph of one forward, kept until its backward. Should the loss use the outputs in another way than expected, the backward
-/// for that is recorded from it. What no plan does (a graph of gradients, a second backward, hooks inside), it does itself, with
-/// the data of the forward. The module's code does not run again.
+/// The autograd graph of one forward, kept until its backward. If the loss uses the outputs in an unexpected way, a backward for
+/// this use is recorded from the graph. If the backward is one that no plan makes (a graph of gradients, a second backward, hooks
+/// inside), the graph runs with the data of the forward. The module's code does not run again.
 class kept_graph {
  public:
-  /// @param forward that was recorded or followed
-  /// @param log     of its calls
-  /// @param tensors those of this forward, by their numbers in the trace; undefined: not there
+  /// @param forward recorded or followed
+  /// @param log     calls of this forward
+  /// @param tensors of this forward, by their numbers in the trace; undefined: freed or not met
   /// @param inputs  of the forward
   /// @param outputs hollow, in the order of the trace, before they get data and another history
   kept_graph(std::shared_ptr<const trace> forward, std::shared_ptr<call_log> log, std::vector<at::Tensor> tensors,
              const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
 
-  /// The step with a backward for other uses of its outputs.
-  /// @throws cannot_capture
+  /// Records the step with a backward for other uses of its outputs.
+  /// @throws cannot_capture if that backward cannot be recorded
   trace record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const;
 
   graph_contents contents() const;
-  /// Do other outputs come from this one?
+  /// True if other outputs depend on this output.
   bool is_inside(std::size_t output) const;
-  /// Where the gradient of an output goes in this graph.
+  /// The edge for the gradient of an output in this graph.
   ::torch::autograd::Edge edge_of(std::size_t output) const;
-  /// Runs code of the backward that is not PyTorch's own, on hollow tensors. The graph stays.
-  /// @param step   whose backward is planned
+  /// Runs custom code of the backward on hollow tensors, and compares the calls with a plan. The graph stays.
+  /// @param step   the step whose backward is planned
   /// @param wanted as for `gradients`
-  /// @return how it differs from that; empty: not at all
+  /// @return how the backward differs from the plan; empty: not at all
   std::string differs(const candidate& step, const std::vector<at::Tensor>& wanted) const;
-  /// Gives all tensors their data, which takes the memory of a plain step. What the forward writes is as it was before, by now.
+  /// Gives all tensors their data, with the memory of a plain step. Tensors that the forward writes must be as before the
+  /// forward.
   void fill();
   bool filled() const { return filled_; }
-  /// The backward of autograd, after `fill`. Hooks of `wanted` are not called, and the graph stays.
+  /// Runs the backward of autograd, after `fill`. Hooks of `wanted` are not called, and the graph stays.
   /// @param given  gradients of the outputs; undefined: not used
   /// @param wanted leaves, and tensors among the inputs
-  /// @return per wanted tensor the summands of its gradient, in their order
+  /// @return per tensor of `wanted` the summands of its gradient, in order
   std::vector<std::vector<at::Tensor>> gradients(const std::vector<at::Tensor>& given,
                                                  const std::vector<at::Tensor>& wanted) const;
 
@@ -66,8 +67,8 @@ class kept_graph {
   std::shared_ptr<const trace> forward_;
   std::shared_ptr<call_log> log_;
   class as_recorded;
-  std::vector<at::Tensor> tensors_, inputs_, outputs_;  ///< outputs: with the memory of the graph
-  /// The outputs themselves, which have data of the plan by now. Nodes may have saved them.
+  std::vector<at::Tensor> tensors_, inputs_, outputs_;  ///< outputs have the memory of the graph
+  /// The outputs that the caller got. They have data of the plan by now, and nodes may have saved them.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> given_;
   bool filled_ = false;
 };

@@ -23,7 +23,7 @@
 namespace remat::pytorch::detail {
 namespace {
 
-/// @return false for a kind of argument whose value is not told by bytes
+/// @return false for a kind of argument that the key cannot tell by its bytes
 bool add_argument(key& k, const c10::IValue& v) {
   k << v.tagKind();
   if (v.isList()) {
@@ -48,11 +48,11 @@ bool add_argument(key& k, const c10::IValue& v) {
   return true;
 }
 
-/// Without memory.
+/// A storage without memory.
 c10::Storage empty_storage(std::size_t bytes, c10::Device on) {
   return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true};
 }
-/// Of dense tensors there.
+/// Dispatch keys of dense tensors on this device.
 c10::DispatchKeySet keys_on(c10::Device on) {
   return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, on));
 }
@@ -165,10 +165,10 @@ void forget_results() {
 
 namespace {
 
-/// Contiguous, with the strides of a new tensor also along single elements.
+/// True if the tensor is contiguous, and strides along single elements are those of a new tensor.
 bool is_plain(const at::Tensor& t) { return t.strides() == c10::contiguous_strides(t.sizes()); }
 
-/// What an operator gives that works element by element on tensors of one type and geometry: another one of these.
+/// The result of an elementwise operator on tensors of one type and geometry: a new tensor of that geometry.
 std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensors) {
   const at::Tensor* like = nullptr;
   for (const auto& t : tensors) {
@@ -182,20 +182,20 @@ std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensor
   if (like == nullptr) return std::nullopt;
   auto made = at::detail::make_tensor<c10::TensorImpl>(empty_storage(like->nbytes(), like->device()), keys_on(like->device()),
                                                        like->dtype());
-  made.unsafeGetTensorImpl()->set_sizes_contiguous(like->sizes());  // whose strides may be others where a size is 0 or 1
+  made.unsafeGetTensorImpl()->set_sizes_contiguous(like->sizes());  // in `like`, sizes 0 and 1 may have other strides
   known_results results(tensors, {made});
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
 
-/// Numbers may be on the host beside tensors of a device.
+/// The device of the results: operands may include numbers on the host.
 c10::Device device_of_results(const std::vector<at::Tensor>& tensors) {
   const auto t = std::find_if(tensors.begin(), tensors.end(), [](const auto& x) { return x.dim() > 0; });
   return (t == tensors.end() ? tensors.front() : *t).device();
 }
 
-/// The arguments of a call on tensors without data.
-/// @param list gets its operands
-/// @return nothing: there are no such arguments
+/// The arguments of a call with operands on `meta`.
+/// @param list gets these operands
+/// @return nothing if the arguments cannot be on `meta`
 std::optional<std::vector<c10::IValue>> arguments_on_meta(const traced_call& c, const std::vector<at::Tensor>& tensors,
                                                           c10::Device here, std::vector<at::Tensor>& list) {
   const c10::Device meta(c10::kMeta);
@@ -229,7 +229,7 @@ std::optional<std::vector<c10::IValue>> arguments_on_meta(const traced_call& c, 
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
   if (is_elementwise(c.op)) {
     if (auto results = like_operands(tensors)) return results;
-    // Of odd strides along single elements some kernels keep more than others.
+    // If strides along single elements are odd, some kernels keep them and others do not.
     if (std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.is_contiguous() && !is_plain(t); }))
       return std::nullopt;
   }
@@ -244,7 +244,7 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
   if (!stack) return std::nullopt;
   try {
     kernel->function.callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &*stack);
-  } catch (const c10::Error&) {  // the kernel of the device is to say so
+  } catch (const c10::Error&) {  // leave the error to the kernel of the device
     return std::nullopt;
   }
   known_results results(list, *stack);

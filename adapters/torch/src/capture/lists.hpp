@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tensors in arguments and results. Private to the adapter.
+/// Visits the tensors in arguments and results. Private to the adapter.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// From calls as recorded to storage versions and nodes.
+/// Lowers recorded calls to storage versions and nodes.
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ class lowering {
     }
     if (program_.loss == none) add_loss();
     for (std::size_t s = 0; s < token_.size(); ++s)
-      if (token_[s] != none)  // another forward may write it again before the backward of this one
+      if (token_[s] != none)  // another forward may write the storage before the backward of this step
         for (auto reader : outside_readers_[s]) program_.nodes[reader].once = true;
     for (const auto& v : trace_.parameter_grads) program_.parameter_grads.push_back(view(v));
     for (const auto& v : trace_.input_grads) program_.input_grads.push_back(v ? view(*v) : none);
@@ -102,11 +102,11 @@ class lowering {
     return id;
   }
 
-  /// A view of the present version of a storage.
+  /// A view of the present version of a storage; returns its position.
   index_t view(byte_view v) {
     v.value = current_[v.value];
     if (const auto k = program_.values[v.value].slot; k == none) {
-      v.whole = false;  // a later version of it
+      v.whole = false;  // the storage has a later version
     } else if (v.whole) {
       const auto& s = program_.slots[k];
       v.whole = s.offset == v.offset && s.type == tensor_type{v.sizes, v.strides, v.dtype, s.type.device, v.conj, v.neg};
@@ -121,8 +121,8 @@ class lowering {
     add_once(readers_[value], n);
   }
 
-  /// Calls of the backward that compute what it assumes, from values of the forward. They run before the loss, where nothing is
-  /// lost should that not be so.
+  /// Calls of the backward that compute values which the plan assumes to be zero, from values of the forward. They run before the
+  /// loss: there, nothing is lost if an assumption is wrong.
   std::vector<bool> assumed_calls() const {
     std::vector<bool> chosen(trace_.calls.size()), needed(trace_.storages.size());
     for (std::size_t i = trace_.calls.size(); i-- > trace_.backward;) {
@@ -167,7 +167,7 @@ class lowering {
     const bool makes =
         std::any_of(c.results.begin(), c.results.end(), [&](const auto& r) { return current_[r.view.value] == none; });
     const bool check = only_checks(c);
-    if (!makes && !check && written.empty() && written_outside.empty() && !c.draws) return;  // a view, or a question
+    if (!makes && !check && written.empty() && written_outside.empty() && !c.draws) return;  // a view or question
 
     if (facts(c.op).makes != filled::as_called && makes && c.results.size() == 1) {
       add_factory(c);
@@ -177,7 +177,7 @@ class lowering {
     const bool statistics_only = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
       return !written_outside.count(o.view.value) || is_statistics(c, o.at);
     });
-    // Values the call reads, apart from the storages it writes.
+    // Values that the call reads from storages it does not write.
     std::vector<index_t> inputs;
     for (const auto& o : c.operands) {
       if (written.count(o.view.value)) continue;
@@ -221,7 +221,7 @@ class lowering {
     return std::find(c.statistics.begin(), c.statistics.end(), argument) != c.statistics.end();
   }
 
-  /// `empty_like(x)` and its kind as calls that do not need `x`.
+  /// Replaces `empty_like(x)` and similar calls by calls that do not need `x`.
   void add_factory(const traced_call& c) {
     const auto n = static_cast<index_t>(program_.nodes.size());
     auto& node = program_.nodes.emplace_back();
@@ -245,7 +245,8 @@ class lowering {
     node.calls.push_back({find_op("aten::fill_", "Scalar"), {at::Tensor(), value}, {{0, -1, v}}, {}, c.grad_mode, {}});
   }
 
-  /// The node a call goes to: that of the producer of what it overwrites, if nobody can tell; else a new one.
+  /// Chooses the node of a call. If the call overwrites a value that nothing has read yet, and can run with the producer of that
+  /// value, it goes to the producer's node; otherwise to a new node.
   index_t place(const traced_call& c, const std::vector<index_t>& inputs, const std::set<index_t>& written, bool pure) {
     if (pure && written.size() == 1) {
       const auto old = current_[*written.begin()];
@@ -272,7 +273,7 @@ class lowering {
     return n;
   }
 
-  /// The value comes from a node without inputs, of this one output, that can run later as well.
+  /// True if the value is the only output of a node without inputs that may run later.
   bool is_free_factory(index_t value) const {
     if (producer_[value] == none || producer_[value] == program_.loss || !readers_[value].empty()) return false;
     const auto& node = program_.nodes[producer_[value]];
@@ -319,7 +320,7 @@ class lowering {
     return program_.tokens.back();
   }
 
-  /// Nodes that a target needs; draws are kept in any case, so that later ones stay the same.
+  /// Nodes that a target needs. All draws are kept, so that later draws stay the same.
   std::vector<bool> needed_nodes() {
     std::vector<bool> value(program_.values.size(), false), result(program_.nodes.size(), false);
     for (auto t : program_.tokens) value[t] = true;
@@ -349,7 +350,7 @@ class lowering {
   std::vector<index_t> producer_;                      ///< per value
   std::vector<std::vector<index_t>> readers_;          ///< per value: nodes other than its producer
   std::map<std::size_t, index_t> draws_;               ///< random call -> node
-  std::size_t numbers_ = 0;                            ///< of the calls until now that may differ
+  std::size_t numbers_ = 0;                            ///< count of numbers in the calls so far that may differ
   index_t last_random_ = none;
 };
 

@@ -17,7 +17,7 @@
 #include "../program/operators.hpp"
 
 namespace remat::pytorch::detail {
-namespace geometry {  // names of its own where sources are compiled as one
+namespace geometry {  // a namespace of its own, for unity builds
 namespace {
 
 namespace meta = at::meta;
@@ -33,7 +33,7 @@ using optional_of = const std::optional<T>&;
 Tensor made(IntArrayRef sizes, at::ScalarType type, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
   return at::detail::empty_meta(sizes, type, std::nullopt, std::nullopt, std::nullopt, format);
 }
-/// As `empty_like`, whose kernel for `meta` is one in Python.
+/// Like `empty_like`, whose kernel for `meta` is Python code.
 Tensor like(const Tensor& t, std::optional<at::ScalarType> type = {}, std::optional<at::MemoryFormat> format = {}) {
   const auto of = type.value_or(t.scalar_type());
   if (format.value_or(at::MemoryFormat::Preserve) != at::MemoryFormat::Preserve) return made(t.sizes(), of, *format);
@@ -60,7 +60,8 @@ Tensor new_filled(const Tensor& t, c10::SymIntArrayRef sizes, Value..., std::opt
   TORCH_CHECK(!pinned.value_or(false));
   return made(C10_AS_INTARRAYREF_SLOW(sizes), type.value_or(t.scalar_type()));
 }
-/// What every kernel fills with numbers, of which it draws at least one. Others are to say what is wrong with their arguments.
+/// Checks that kernels of all devices fill the tensor with random numbers, at least one. Otherwise the kernel of the device
+/// reports errors.
 Tensor& filled_with_noise(Tensor& t) {
   TORCH_CHECK(t.numel() > 0 && t.is_non_overlapping_and_dense() && t.is_floating_point());
   return t;
@@ -70,7 +71,7 @@ Tensor& bernoulli(Tensor& t, double p, std::optional<at::Generator>) {
   return filled_with_noise(t);
 }
 Tensor& uniform(Tensor& t, double from, double to, std::optional<at::Generator>) {
-  TORCH_CHECK(from <= to && to - from < 1e4);  // which every type holds
+  TORCH_CHECK(from <= to && to - from < 1e4);  // every type holds these numbers
   return filled_with_noise(t);
 }
 Tensor& normal(Tensor& t, double, double deviation, std::optional<at::Generator>) {
@@ -82,14 +83,14 @@ Tensor noise_like(const Tensor& t, std::optional<at::ScalarType> type, std::opti
   auto made = filled_like<>(t, type, layout, device, pinned, format);
   return filled_with_noise(made);
 }
-/// With dimensions 1 and 2 in the other order in memory, as attention on the host lays out its results.
+/// Dimensions 1 and 2 are swapped in memory, as in results of attention on the host.
 Tensor heads_inside(IntArrayRef sizes, at::ScalarType type) {
   auto order = sizes.vec();
   std::swap(order.at(1), order.at(2));
   return made(order, type).transpose(1, 2);
 }
 
-// Arithmetic with a number: PyTorch makes a tensor of the number.
+// Arithmetic of a tensor and a number: PyTorch makes a tensor of the number.
 template <Tensor (*f)(const Tensor&, const Tensor&)>
 Tensor with_number(const Tensor& t, const Scalar& x) {
   return f(t, at::native::wrapped_scalar_tensor(x));
@@ -107,7 +108,7 @@ Tensor& put(Tensor& t, const positions& list, const Tensor& values, bool, bool) 
   TORCH_CHECK(at::is_expandable_to(values.sizes(), meta::index(t, list).sizes()));
   return t;
 }
-/// Of all elements.
+/// The sum of all elements.
 Tensor sum(const Tensor& t, std::optional<at::ScalarType> type) {
   return made({}, type.value_or(at::isIntegralType(t.scalar_type(), true) ? at::kLong : t.scalar_type()));
 }
@@ -147,11 +148,11 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor&, const Tenso
   const auto of = [](const Tensor& t) { return heads_inside(t.sizes(), t.scalar_type()); };
   return {of(query), of(key), of(value)};
 }
-/// Types of statistics of normalizations: with parameters of another type than the input, theirs.
+/// The type of statistics in normalizations: that of the parameters if it differs from the input.
 at::ScalarType type_of_statistics(const Tensor& t, optional_of<Tensor> weight) {
   return weight && weight->defined() ? weight->scalar_type() : t.scalar_type();
 }
-/// Gradients of the input, and of parameters of such sizes; undefined where they are not wanted.
+/// Gradients of the input, and of two parameters with `sizes`; undefined where they are not wanted.
 std::tuple<Tensor, Tensor, Tensor> normalization_backward(Tensor of_input, IntArrayRef sizes, at::ScalarType type,
                                                           const std::array<bool, 3>& wanted) {
   return {wanted[0] ? of_input : Tensor(), wanted[1] ? made(sizes, type) : Tensor(), wanted[2] ? made(sizes, type) : Tensor()};
@@ -168,7 +169,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tens
                                                        std::array<bool, 3> wanted) {
   return normalization_backward(plain_like(t), C10_AS_INTARRAYREF_SLOW(shape), type_of_statistics(t, weight), wanted);
 }
-/// Where an image of one pixel lies in both orders, a batch norm takes the plain one.
+/// An image of one pixel is contiguous in both memory formats. Batch norm then uses the plain format.
 Tensor like_normalized(const Tensor& t) { return t.is_contiguous() ? plain_like(t) : like_suggested(t); }
 std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>,
                                               optional_of<Tensor>, optional_of<Tensor>, bool training, double, double) {
@@ -191,7 +192,7 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor&, const Tens
   return normalization_backward(like_suggested(t), {channels.expect_int()}, type_of_statistics(t, weight), wanted);
 }
 
-/// On the host, without memory: the choice of a library for a convolution asks for the device.
+/// A hollow tensor on the host: PyTorch chooses the library of a convolution by device.
 Tensor on_host(const Tensor& t) {
   const c10::Storage empty(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::DataPtr(nullptr, c10::kCPU), nullptr,
                            false);
@@ -200,12 +201,12 @@ Tensor on_host(const Tensor& t) {
   other.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
   return other;
 }
-/// How a convolution lays out its results.
+/// The memory format of a convolution's results.
 at::MemoryFormat format_of(const Tensor& input, const Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                            c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
                            const c10::SymInt& groups) {
   TORCH_CHECK(input.numel() > 0 && input.dim() == weight.dim());
-  if (input.dim() == 3) {  // the host takes these as images of one row
+  if (input.dim() == 3) {  // the host treats these as images of one row
     TORCH_CHECK(input.is_contiguous() && weight.is_contiguous());
     return at::MemoryFormat::Contiguous;
   }
@@ -231,7 +232,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor&, const Ten
                                                         std::array<bool, 3> wanted) {
   const auto format = format_of(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   const auto type = input.scalar_type();
-  // With one channel, or a kernel of one element, libraries differ in strides that nobody uses.
+  // With one channel, or a kernel of one element, libraries differ in strides that have no effect.
   TORCH_CHECK(format == at::MemoryFormat::Contiguous || !wanted[1] || !made(weight.sizes(), type).is_contiguous(format));
   return {wanted[0] ? made(input.sizes(), type, format) : Tensor(), wanted[1] ? made(weight.sizes(), type, format) : Tensor(),
           wanted[2] && bias ? made(C10_AS_INTARRAYREF_SLOW(*bias), type) : Tensor()};
@@ -251,7 +252,7 @@ const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType d
       found.emplace(std::string(Op::name) + (overload.empty() ? "" : "." + overload),
                     known_kernel{c10::KernelFunction::makeFromUnboxedRuntimeFunction(f), of_host, draws});
     };
-    // The same code as on devices.
+    // Code that PyTorch uses on devices, too.
     add(ops::mm{}, meta::mm), add(ops::bmm{}, meta::bmm), add(ops::addmm{}, meta::addmm), add(ops::baddbmm{}, meta::baddbmm);
     add(ops::add_Tensor{}, meta::add), add(ops::add__Tensor{}, meta::add_);
     add(ops::sub_Tensor{}, meta::sub), add(ops::sub__Tensor{}, meta::sub_);
@@ -298,7 +299,7 @@ const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType d
     add(ops::upsample_nearest2d_backward{}, meta::upsample_nearest2d_backward_symint);
     add(ops::upsample_bilinear2d{}, meta::upsample_bilinear2d_symint);
     add(ops::upsample_bilinear2d_backward{}, meta::upsample_bilinear2d_backward_symint);
-    // Rules.
+    // Rules stated in this file.
     add(ops::add_Scalar{}, sum_with_number<meta::add>), add(ops::sub_Scalar{}, sum_with_number<meta::sub>);
     add(ops::mul_Scalar{}, with_number<meta::mul>), add(ops::mul__Scalar{}, with_number_<meta::mul_>);
     add(ops::div_Scalar{}, with_number<meta::div>), add(ops::div__Scalar{}, with_number_<meta::div_>);
@@ -314,7 +315,7 @@ const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType d
     add(ops::bernoulli__float{}, bernoulli), add(ops::uniform_{}, uniform), add(ops::normal_{}, normal);
     add(ops::rand_like{}, noise_like), add(ops::randn_like{}, noise_like);
     draws = false;
-    // Libraries of devices lay out their results in other ways.
+    // Libraries of other devices lay out these results differently.
     of_host = true;
     add(ops::_scaled_dot_product_flash_attention_for_cpu{}, attention);
     add(ops::_scaled_dot_product_flash_attention_for_cpu_backward{}, attention_backward);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Kernels that compute the geometry of results and no values. Private to the adapter.
+/// Kernels that compute the geometry of results without values. Private to the adapter.
 #pragma once
 
 #include <ATen/core/boxing/KernelFunction.h>
@@ -11,17 +11,17 @@ namespace remat::pytorch::detail {
 /// A kernel for tensors on `meta`.
 struct known_kernel {
   c10::KernelFunction function;
-  bool of_host;  ///< holds for the host alone
+  bool of_host;  ///< valid for the host only
   bool draws;    ///< the kernel of a device draws from the generator
 };
 
-/// The kernel of an operator for tensors on `meta`. Its results have the geometry that the operator gives on devices: either both
-/// share this code in PyTorch ("structured" operators), or the rule is stated and tested here.
+/// The kernel of an operator for tensors on `meta`. The geometry of its results is that of real devices: either PyTorch uses the
+/// same code for both ("structured" operators), or the rule is stated and tested here.
 ///
-/// The dispatcher would call other kernels: PyTorch has registered Python functions in front of its own, and their first call
+/// Do not use the dispatcher for this: PyTorch has registered Python functions in front of its own kernels. Their first call
 /// imports its compiler (80 MB).
 /// @param device where the tensors of the call lie
-/// @return null if the operator has none that holds for this device
+/// @return null if the operator has no kernel that is valid for this device
 const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device);
 
 }  // namespace remat::pytorch::detail

@@ -31,7 +31,7 @@ bytes_t plain_peak(const trace& t) {
   }
   bytes_t live = 0, peak = 0;
   for (const auto x : change) peak = std::max(peak, live += x);
-  for (const auto& v : t.output_grads)  // the loss makes them
+  for (const auto& v : t.output_grads)  // made by the loss
     if (v) peak += t.storages[v->value].bytes;
   return peak;
 }

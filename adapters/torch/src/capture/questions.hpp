@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a forward asks of values on its way (`item`, `equal`), asked again of the inputs of another step. Private to the adapter.
+/// Repeats, for the inputs of another step, the calls by which a forward asked for numbers (`item`, `equal`). Private to the
+/// adapter.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,15 +20,16 @@ namespace remat::pytorch::detail {
 
 /// A call that gave the forward a number.
 struct question {
-  std::size_t call;                 ///< of the trace
+  std::size_t call;                 ///< position in the trace
   std::vector<c10::IValue> answer;  ///< its results
 };
 
-/// Of a trace, what its questions need.
+/// The part of a trace that its questions depend on.
 class recorded_questions final : public questions {
  public:
-  /// @param recorded   all calls; each operand that a question depends on is told by what is there before the step
-  /// @param calculable calls all of whose operands are told so, in order, the questions among them
+  /// @param recorded   all calls; operands that a question depends on are known before the step
+  /// @param calculable positions of the calls whose operands are known before the step, ascending, questions included
+  /// @param asked      the questions, ascending, at least one
   recorded_questions(const trace& recorded, const std::vector<std::size_t>& calculable, const std::vector<question>& asked) {
     std::set<index_t> needed;
     auto next = asked.rbegin();
@@ -100,7 +102,7 @@ class recorded_questions final : public questions {
 
   static bool same(const std::vector<c10::IValue>& a, const std::vector<c10::IValue>& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-      if (x.isDouble() && y.isDouble()) {  // bit by bit: no number equals itself there
+      if (x.isDouble() && y.isDouble()) {  // bit by bit, because NaN does not equal itself
         const double p = x.toDouble(), q = y.toDouble();
         return std::memcmp(&p, &q, sizeof p) == 0;
       }
@@ -110,7 +112,7 @@ class recorded_questions final : public questions {
 
   std::vector<entry> steps_;
   std::size_t storages_ = 0;
-  std::vector<std::pair<index_t, index_t>> sources_;  ///< storage, slot
+  std::vector<std::pair<index_t, index_t>> sources_;  ///< storage and its slot
   std::string last_;
 };
 

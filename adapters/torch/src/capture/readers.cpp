@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Operators that are made of others, and whose C++ code reads memory between these. A step without data has none to read: they
-/// get copies of what they read, or are made of other operators.
+/// Kernels for composite operators whose C++ code reads memory between calls. A step without data has no memory to read. So these
+/// operators get copies of the data, or are composed differently.
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -18,7 +18,7 @@
 namespace remat::pytorch::detail {
 namespace {
 
-/// A copy that nothing else refers to: the data of the tensor may get another place while it is read.
+/// Copies a tensor. The memory of the tensor itself may be replaced while it is read.
 at::Tensor read(const at::Tensor& t) {
   about_to_read(t, false);
   const plain_kernels kernels;
@@ -29,7 +29,7 @@ c10::IValue& argument(const c10::OperatorHandle& op, ::torch::jit::Stack& stack,
   return stack[stack.size() - op.schema().arguments().size() + at];
 }
 
-/// Reads arguments that are lists of numbers.
+/// Replaces arguments that are lists of numbers by copies.
 template <std::size_t... At>
 void reader(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(reader_key);
@@ -39,7 +39,7 @@ void reader(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
-/// Without gradients its kernel reads its input as memory.
+/// Without gradients, the kernel of `max_pool1d` reads the memory of its input.
 void max_pool1d(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(reader_key);
   auto& input = argument(op, *stack, 0);
@@ -50,7 +50,7 @@ void max_pool1d(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   stack->pop_back();
 }
 
-/// The size of what it gives depends on lengths.
+/// The size of the result depends on the lengths.
 void pack_padded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(reader_key);
   const auto input = argument(op, *stack, 0).toTensor(), given = argument(op, *stack, 1).toTensor();
@@ -63,7 +63,7 @@ void pack_padded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const bool descend = std::is_sorted(lengths.rbegin(), lengths.rend());
   if (!descend || lengths.empty() || lengths.back() <= 0 || lengths.front() > steps ||
       static_cast<int64_t>(lengths.size()) != batch)
-    return op.callBoxed(stack);  // which says what is wrong
+    return op.callBoxed(stack);  // reports the error
   std::vector<int64_t> rows, sizes;
   for (int64_t t = 0; t < lengths.front(); ++t) {
     sizes.push_back(std::count_if(lengths.begin(), lengths.end(), [&](auto l) { return l > t; }));

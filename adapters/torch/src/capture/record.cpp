@@ -54,7 +54,8 @@ std::string (*line_of_caller)() = nullptr;
 
 namespace {
 
-/// Puts back the `.grad` of tensors, unless other threads may have written it. Tells whether they still require gradients or not.
+/// Restores the `.grad` of tensors at its end, unless other threads may have written it. Tells whether tensors require gradients
+/// as before.
 class same_gradients {
  public:
   explicit same_gradients(const std::vector<at::Tensor>& tensors) {
@@ -67,7 +68,7 @@ class same_gradients {
   }
   same_gradients(const same_gradients&) = delete;
   same_gradients& operator=(const same_gradients&) = delete;
-  /// They stay as they are.
+  /// Leaves the gradients as they are.
   void release() { before_.clear(); }
   bool hold() const {
     const bool same = std::all_of(before_.begin(), before_.end(), [](const auto& x) {
@@ -90,8 +91,8 @@ class same_gradients {
   std::vector<entry> before_;
 };
 
-/// Where a step runs: on the accelerator that its parameters and inputs are on, else on the host.
-/// @throws cannot_capture if there are several, or steps cannot run there
+/// The device of a step: the accelerator of its parameters and inputs, otherwise the host.
+/// @throws cannot_capture if there are several devices, or steps cannot run on this one
 c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
                        const std::vector<std::string>& names) {
   c10::Device device = c10::kCPU;
@@ -111,7 +112,7 @@ c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<
   return device;
 }
 
-/// Inputs that the forward has written, and that need a gradient since, are outputs, too.
+/// Adds inputs to the outputs if the forward has written them and they need a gradient because of that.
 /// @param arguments origins of the inputs
 void add_written(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                  const std::vector<at::Tensor>& arguments) {
@@ -125,9 +126,9 @@ void add_written(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>
   }
 }
 
-/// The forward has ended: records the rest of the step.
+/// Records the rest of the step after its forward.
 /// @param inputs    of the forward
-/// @param arguments their origins, each once
+/// @param arguments origins of the inputs, each once
 /// @param before    gradients of the parameters
 trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::Tensor>& inputs,
            std::vector<at::Tensor> arguments, const std::vector<at::Tensor>& parameters, const std::vector<output_use>& uses,
@@ -155,7 +156,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
     add_written(outputs, inputs, arguments);
     graph = contents_of(outputs, arguments);
     run->end_forward(r, outputs, graph.code);
-    for (auto i = expected.size(); i < outputs.size(); ++i)  // what the module keeps brings no gradient, as far as known
+    for (auto i = expected.size(); i < outputs.size(); ++i)  // tensors that the module keeps probably get no gradient
       expected.push_back({.used = i < of_result && !keeps_history(outputs[i], arguments)});
     bool any = false;
     for (std::size_t i = 0; i < outputs.size(); ++i) any = any || (outputs[i].requires_grad() && expected[i].used);
@@ -229,7 +230,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   same_gradients before(parameters);
   std::optional<without_hooks> hooks;
   if (run == nullptr) hooks.emplace(parameters);
-  if (run != nullptr) run->begin(device);  // before states of the generator are replaced
+  if (run != nullptr) run->begin(device);  // before the recorder replaces the state of the generator
   recorder r(parameters, buffers, names, device);
   std::vector<at::Tensor> arguments;
   if (run != nullptr) arguments = add_inputs(r, inputs, origins_of(inputs));
@@ -251,7 +252,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   return rest(r, std::move(returned), inputs, std::exchange(arguments, {}), parameters, uses, before, run);
 }
 
-/// What a recording that goes on needs until its end.
+/// State of a resumed recording.
 struct resumed_recording::state {
   state(std::unique_lock<std::mutex> l, const step_request& what, const candidate& common, const std::vector<at::Tensor>& i)
       : lock(std::move(l)),
@@ -265,7 +266,7 @@ struct resumed_recording::state {
         run(what.strict, what.again, what.numbers) {}
   static std::vector<std::string> names_in(const trace& t, std::size_t how_many) {
     std::vector<std::string> names;
-    for (std::size_t k = 0; k < how_many; ++k) names.push_back(t.slots[k].name);  // these slots come first
+    for (std::size_t k = 0; k < how_many; ++k) names.push_back(t.slots[k].name);  // their slots come first
     return names;
   }
 
@@ -287,20 +288,20 @@ std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& 
                                                             const candidate& common, const std::shared_ptr<call_log>& log,
                                                             const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return nullptr;
-  std::unique_lock lock(one_at_a_time(), std::try_to_lock);  // who holds it may wait for this thread
+  std::unique_lock lock(one_at_a_time(), std::try_to_lock);  // the holder may wait for this thread
   if (!lock) return nullptr;
   const auto& recorded = *common.what->recorded;
   const auto& calls = log->calls();
   auto& generator = log->generator();
   const auto now = generator.now();
   const bool moved = now != generator.place();
-  generator.rewind();  // the recorder takes it for the state before the step
+  generator.rewind();  // the recorder treats it as the state before the step
   log->show_before();
   std::unique_ptr<state> s;
   try {
     s = std::make_unique<state>(std::move(lock), what, common, inputs);
     s->r.of_step(*log);
-    s->r.show_generator();  // the module may have looked at its state
+    s->r.show_generator();  // the module may have read the state
     for (std::size_t i = 0; i < calls.size(); ++i) {
       const auto& c = calls[i];
       if (c.call != i) throw cannot_capture("a tensor got another geometry");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step while it is recorded: what it begins with, its calls, what is left at its end.
+// A step while it is recorded: its beginning, its calls, and the state at its end.
 #include "recorder.hpp"
 
 #include "../program/operators.hpp"
@@ -25,7 +25,7 @@ recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const
   trace_.slots.resize(end.slots);
   trace_.storages.resize(end.storages);
   trace_.tensors.resize(end.tensors);
-  for (index_t k = 0; k < parameters.size(); ++k)  // whose slots come first
+  for (index_t k = 0; k < parameters.size(); ++k)  // their slots come first
     if (parameters[k].requires_grad()) trace_.slots[k].from = role::parameter;
   std::vector<index_t> storage(end.tensors, none);
   for (std::size_t id = 0; id < end.tensors; ++id)
@@ -180,7 +180,7 @@ class found_as {
   int64_t offset_;
 };
 
-/// A batch norm averages its statistics by this number, which its backward does not need.
+/// True for the momentum of a batch norm, which only averages its statistics. The backward does not need it.
 bool is_momentum(const c10::FunctionSchema& of, std::size_t argument) {
   return of.name().find("batch_norm") != std::string::npos && of.arguments()[argument].name() == "momentum";
 }
@@ -226,7 +226,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto& o = c.operands[i];
     if (before[i].is_another(tensors[i])) {
-      for (std::size_t k = 0; k < tensors.size(); ++k) before[k].put_back(tensors[k]);  // it does so once more in the step
+      for (std::size_t k = 0; k < tensors.size(); ++k) before[k].put_back(tensors[k]);  // in the step, the operator does so again
       refuse(name, "resizes or replaces the storage of a tensor");
     }
     if (o.written && !tensors[i].is_inference()) o.raised += version(tensors[i]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Writes down the operators of a step while it runs without memory. Private to the adapter.
+/// Records the operators of a step while it runs without memory. Private to the adapter.
 #pragma once
 
 #include <ATen/SequenceNumber.h>
@@ -29,7 +29,7 @@
 
 namespace remat::pytorch::detail {
 
-/// Constants (results of operators without any other input) keep their values up to this size, so that masks can be asked.
+/// Constants (results of operators without other inputs) keep their values up to this size in bytes, so that masks can be read.
 inline constexpr std::size_t constant_limit = std::size_t{1} << 20;
 
 /// An argument with undefined tensors in place of its tensors.
@@ -42,105 +42,105 @@ inline c10::IValue without_tensors(const c10::IValue& v) {
   return c10::IValue(list);
 }
 
-/// What is known of the contents of a storage while recording.
+/// What the recorder knows of the contents of a storage.
 enum class contents {
-  outside,   ///< parameters, buffers and other tensors that were there before
-  constant,  ///< made during the capture, the same in every step
-  kept,      ///< small integers that other operators may index with: valid values, but not constants
+  outside,   ///< existed before the step: parameters, buffers and other tensors
+  constant,  ///< made during the capture, equal in each step
+  kept,      ///< valid values, but not constant: small integers that other operators may index with
   hollow     ///< no memory
 };
 
-/// A call that was recorded before, as part of another step. Its results are there.
+/// A call that was recorded before, as part of another step, with its results.
 struct repeated_call {
   const std::vector<c10::IValue>* results = nullptr;
   const traced_call* before = nullptr;
-  const std::vector<at::Tensor>* positions = nullptr;  ///< in the place of masks
+  const std::vector<at::Tensor>* positions = nullptr;  ///< lists in place of masks
 };
 
-/// Runs each operator of a step on tensors without memory, and writes it down: the calls, what they read and write, and what is
-/// known of the contents. What it wrote outside of the step is put back when it goes.
+/// Runs each operator of a step on tensors without memory, and records it: the call, what it reads and writes, and what is known
+/// of the contents. The destructor restores what the step wrote outside.
 class recorder {
  public:
   recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
            const std::vector<std::string>& names, c10::Device device);
-  /// Goes on where the forward of `t` has ended.
-  /// @param tensors by their numbers; undefined: nobody can use it
+  /// Continues at the end of the forward of `t`.
+  /// @param tensors by their numbers; undefined: no longer used
   recorder(const trace& t, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& parameters);
   recorder(const recorder&) = delete;
   recorder& operator=(const recorder&) = delete;
 
-  /// Puts back what the operators wrote.
+  /// Restores what the operators wrote.
   ~recorder() {
     if (!draws_) return;
     abandon();
     for (const auto& o : outside_) reset_version(o);
   }
-  /// Puts back what the operators wrote, but for versions; nothing more is recorded.
-  /// @return what they have made of the generator
+  /// Ends the recording, and restores what the operators wrote, except for versions.
+  /// @return the origin of the state in which they left the generator
   draw_origin abandon();
-  /// Somebody is about to look at the state of the generator. @return it is that of the step
+  /// Call this before the module reads the state of the generator. @return true if that is the state of the step
   bool show_generator() { return draws_->show(); }
-  /// Tensors from outside, with their versions now.
+  /// Tensors from outside, and their present versions.
   std::vector<std::pair<at::Tensor, int64_t>> versions() const;
-  /// What was made by calls and is there still: its number, and the tensor. Constants only if they collect a gradient.
+  /// Tensors that calls made and that still exist, with their numbers. Constants are included only if they collect a gradient.
   std::vector<std::pair<std::size_t, at::Tensor>> made() const;
-  /// All tensors by their numbers, as far as they are there.
+  /// All tensors by their numbers; undefined: freed.
   std::vector<at::Tensor> all() const {
     std::vector<at::Tensor> list;
     for (const auto& weak : met_) list.emplace_back(weak.lock());
     return list;
   }
-  /// Somebody else's references to tensors, which do not make them the module's.
+  /// Sets how many references to each tensor are not those of the module.
   void set_references(std::unordered_map<const c10::TensorImpl*, std::size_t> counts) { references_ = std::move(counts); }
   const std::string& maker_of(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].name; }
   void set_held(std::vector<std::size_t> held) { trace_.held = std::move(held); }
 
-  /// A tensor of the step that owns no memory: an input or the gradient of an output.
+  /// Makes a tensor of the step that owns no memory: an input or the gradient of an output.
   at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position);
 
-  /// The forward has ended.
+  /// Notes the end of the forward.
   void end_forward() {
     trace_.forward = {trace_.slots.size(), trace_.storages.size(), trace_.tensors.size(), {}};
     for (const auto known : contents_) trace_.forward.constants.push_back(known == contents::constant);
   }
-  /// Calls from here on are those of the backward.
+  /// Further calls are those of the backward.
   void start_backward();
   const std::vector<traced_call>& calls() const { return trace_.calls; }
-  /// Values that the forward has asked for, and positions in masks: inputs of the plan, behind those of the forward.
+  /// Values that the forward has read, and positions in masks. They are inputs of the plan, after those of the forward.
   const std::vector<at::Tensor>& values() const { return values_; }
-  /// Those that require a gradient, which goes on to where they come from; the others undefined.
+  /// The values that require a gradient, which flows on to where they were made; the others are undefined.
   std::vector<at::Tensor> differentiable_values() const;
-  /// Those of a call that takes masks.
+  /// Lists of positions of a call that takes masks.
   std::vector<at::Tensor> positions_of(const traced_call& c) const {
     std::vector<at::Tensor> list;
     for (auto k : c.positions) list.push_back(values_[trace_.slots[k].position - inputs_]);
     return list;
   }
-  /// Runs the calls until now ahead of the plan, and shows data of tensors.
-  /// @return false: they cannot
+  /// Runs the calls so far ahead of the plan, and makes the data of `wanted` readable.
+  /// @return false if they cannot
   bool run_ahead(const std::vector<at::Tensor>& wanted) {
     put_back_written();
     return log_->run_ahead(trace_.calls, wanted);
   }
-  /// The module is about to look at memory. Is what lies there that of the step?
+  /// True if the memory of a tensor can be read, and has the data of the step.
   bool shows(const at::Tensor& t) const {
     const auto s = index_.find(storage_of(t));
     return has_memory(t) && (s == index_.end() || contents_[s->second] == contents::constant || !saved_.count(storage_of(t)));
   }
-  /// What has been recorded until now.
+  /// The recording so far.
   const trace& until_now() const { return trace_; }
   c10::Device device() const { return device_; }
-  /// It is a training step that is recorded, whose calls are in `log`.
+  /// The recorded step is a training step, whose calls are in `log`.
   void of_step(call_log& log) {
     log_ = &log;
     may_assume_ = true;
   }
-  /// Are writes to this memory without an operator to be told from those by operators? Those to memory that nobody has read yet
-  /// make a constant of it.
+  /// True if writes by the module to this memory, without an operator, must be noticed. Writes to memory that nothing has read
+  /// yet make it a constant instead.
   bool watches_memory(const at::Tensor& t) const;
-  /// Its first `most` calls are those of `t`.
+  /// True if the first `most` calls are those of `t`.
   bool has_recorded(const trace& t, std::size_t most) const { return same_calls(trace_, t, most) == most; }
-  /// The step began when tensors from outside had these versions.
+  /// Sets the versions that tensors from outside had when the step began.
   void began_with(const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
     for (auto& o : outside_)
       for (const auto& [t, version] : versions)
@@ -149,11 +149,11 @@ class recorder {
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
   bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
 
-  /// Which tensor of the step it is.
+  /// The number of a tensor of the step.
   std::size_t id_of(const at::Tensor& t);
-  /// The forward has so many inputs.
+  /// Sets the number of inputs of the forward.
   void set_inputs(std::size_t n) { inputs_ = n; }
-  /// An argument, itself.
+  /// Adds an argument of the forward itself, not a stand-in.
   void add_input(const at::Tensor& t, std::size_t position) {
     add_outside(t, role::input, position, "input " + std::to_string(position));
   }
@@ -163,17 +163,17 @@ class recorder {
             t.scalar_type(),          t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
   }
 
-  /// The forward has made a call, and later steps may make it with other numbers: those that only tensors from outside get to
-  /// see, without a gradient.
+  /// Lets later steps make the last call with other numbers, if only tensors from outside depend on these, and no gradient does.
   void let_numbers_vary();
-  /// The backward runs code, which may use any number of the forward.
+  /// Keeps numbers fixed, because custom code of the backward may use any number of the forward.
   void keep_numbers();
 
   trace finish();
 
   [[noreturn]] void refuse(const std::string& op, const std::string& why) const;
 
-  /// Runs code of the module. A refusal reaches the caller whatever that code, or a language between, makes of the exception.
+  /// Runs code of the module. A refusal reaches the caller even if that code, or another language in between, catches the
+  /// exception.
   template <class F>
   auto insist(F f) const {
     try {
@@ -189,17 +189,17 @@ class recorder {
   }
 
   /// Runs and records one call.
-  /// @param again not null: it does not run
+  /// @param again if not null, the call does not run
   void run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call again = {});
 
-  /// The step is recorded, and goes on: nobody asks for these values any more.
+  /// The step is recorded and continues: frees values that only the recording needed.
   void give_back_kept() const;
 
-  /// A storage of the step that is still there once all results are gone: the module keeps it. @return what made it, or nothing
+  /// Finds a storage of the step that still exists after all results are gone: the module keeps it. @return its maker, or nothing
   std::optional<std::string> kept_by_module() const;
 
  private:
-  /// What a call is about to do, without its results. @param tensors gets its operands
+  /// Reads a call that is about to run, without its results. @param tensors gets its operands
   traced_call read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& again,
                         std::vector<at::Tensor>& tensors);
 
@@ -208,32 +208,32 @@ class recorder {
     for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
   }
 
-  /// Runs a call whose results depend on values of the step, after those before it. Its results are inputs of the plan.
+  /// Runs a call whose results depend on values of the step, after all calls before it. Its results become inputs of the plan.
   void call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
                   const repeated_call& again);
-  /// @return its slot
+  /// @return the slot of the value
   index_t add_value(const at::Tensor& t, const std::string& maker);
-  /// It requires a gradient, and was made by none of the calls until now.
+  /// True if the tensor requires a gradient, and no call so far has made it.
   bool trained_elsewhere(const at::Tensor& t) const;
 
-  /// Where a call has masks, puts positions in the place of these, as kernels do. What it gives has another size otherwise while
-  /// it is recorded.
-  /// @return the operator that takes them; nothing: the call stays as it is
+  /// Replaces the masks of a call by lists of positions, as kernels do. Otherwise its results would have other sizes while it is
+  /// recorded.
+  /// @return the operator that takes the lists; nothing: the call stays as it is
   std::optional<c10::OperatorHandle> with_positions(traced_call& c, ::torch::jit::Stack& stack,
                                                     const std::vector<at::Tensor>& tensors, const repeated_call& again);
-  /// What it gives, or the gradient of what it takes, has a size that depends on its mask. Not where one number is written
+  /// True if the size of a result, or of the gradient of an operand, depends on the mask. That is not so if one number is written
   /// to the places of one mask.
   static bool needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
   static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
 
-  /// A tensor from outside, whose writes are counted.
+  /// Counts the writes to a tensor from outside.
   void watch(const at::Tensor& t, index_t slot) {
     if (!t.is_inference()) outside_.push_back({t, slot, version(t), 0});
   }
   static int64_t version(const at::Tensor& t) { return t._version(); }
 
-  /// How often the step wrote tensors from outside; those that share a version count once.
+  /// Notes how often the step wrote tensors from outside. Tensors that share a version count once.
   void note_versions();
 
   index_t add(const at::Tensor& t, contents known);
@@ -242,11 +242,11 @@ class recorder {
 
   void add_outside(const at::Tensor& t, role from, std::size_t position, const std::string& name);
 
-  /// A tensor that nobody announced: kept by the module in another place, or made outside the dispatcher during forward.
+  /// Adds a tensor that was not announced: the module keeps it in another place, or made it outside the dispatcher.
   void add_unknown(const std::string& op, const at::Tensor& t);
 
-  /// After the step: an unknown tensor that only the recorder still holds was made for this step; its contents are a constant.
-  /// Another one belongs to the module, which may put a new one in its place.
+  /// After the step: an unknown tensor that only the recorder still holds was made for this step, and its contents become a
+  /// constant. Any other one belongs to the module, which may replace it.
   void freeze_if_temporary(index_t s);
   void freeze(slot& s, content bytes) {
     s.from = role::constant;
@@ -254,7 +254,8 @@ class recorder {
     trace_.constants.push_back(std::move(bytes));
   }
 
-  /// `empty` whose first use is a read was filled by hand (`torch::tensor`, `data_ptr`): its contents are a constant.
+  /// If the first use of an `empty` tensor is a read, it was filled by hand (`torch::tensor`, `data_ptr`): its contents are a
+  /// constant.
   void freeze_raw_filled(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
   void check(const std::string& op, const at::Tensor& t) const;
@@ -263,47 +264,49 @@ class recorder {
 
   /// Runs a call ahead of the plan, on the values of the step.
   void run_on_values(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) const;
-  /// Runs a call where only the geometry of its results matters.
-  /// @throws cannot_capture if an operator of somebody else draws and does not say so
+  /// Runs a call for the geometry of its results only.
+  /// @throws cannot_capture if a custom operator draws and does not declare it
   void run_on_made_up(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors);
-  /// An operator of somebody else that tells nothing of its results: do they lie elsewhere than with made-up numbers, if it runs
-  /// on the values of the step? Asked once in a recording.
+  /// Runs a custom operator that does not describe its results, on made-up numbers and on values of the step. Distrusts it if the
+  /// geometries differ. Runs once per operator and recording.
   void try_on_values(const traced_call& c, const ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors);
-  /// Of a call that gives the forward what depends on values: does it run ahead of the plan?
-  /// @return it gives a number that is not the same in every step, but told before the step
+  /// Decides about a call that makes the forward depend on values: it runs ahead of the plan, or is assumed to give zeros, or is
+  /// refused.
+  /// @return true if the call gives a number that may differ between steps and is known before each step
+  /// @throws cannot_capture if no plan can contain the call
   bool refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const;
 
-  /// Does the backward ask whether values of the forward are zero?
+  /// True if the backward asks whether values of the forward are zero.
   bool asks_for_zeros(const traced_call& c) const;
 
-  /// Its values are those of the real step, and there. Those that calls have made ahead may be gone.
+  /// True if the tensor has the values of the real step, in memory. Data that calls have made ahead may be gone.
   bool told(const at::Tensor& t) const { return told_[index_.at(storage_of(t))] && has_data(t); }
 
-  /// The values of what a call makes may be needed during the capture.
+  /// True if values of a result may be needed during the capture.
   bool kept(at::ScalarType type, std::size_t bytes, bool told) const {
     return (told || at::isIntegralType(type, true)) && bytes <= value_limit();
   }
-  /// Larger values go. A step that is only recorded has no others to answer questions with.
+  /// Values of more bytes are freed. A step that is only recorded keeps more, because no other values can answer its questions.
   std::size_t value_limit() const { return log_ == nullptr ? 16 * constant_limit : constant_limit; }
 
   /// Replaces the arguments of a call on the stack by its results. The call does not run if only the geometry of its results
-  /// matters, and that is known.
+  /// matters, and the geometry is known.
   /// @param first position of the arguments on the stack
   void execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors, bool told,
                bool constant);
 
-  /// Puts the known results of a call in the place of its arguments.
+  /// Replaces the arguments of a call by its known results.
   void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again);
 
-  /// Of a small storage whose data the module may look at: kernels may run on them, and the step may still go on eagerly.
-  /// @param told the kernel writes what it will in the step
+  /// Saves small data that the module may read, before a kernel writes them: the step may still continue eagerly.
+  /// @param told the kernel writes the values of the step
   void keep_data(const at::Tensor& t, index_t s, bool told) const {
     if (log_->set_aside(t, told)) return;
     const bool real = contents_[s] == contents::constant || contents_[s] == contents::kept;
     if (real && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
   }
 
-  /// The kernel of a call is one of the host: its operands are there, or it makes a tensor there.
+  /// True if the kernel of a call runs on the host: its operands are there, or it makes a tensor there.
   static bool draws_on_host(const traced_call& c, const std::vector<at::Tensor>& tensors) {
     if (!tensors.empty()) return std::all_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.is_cpu(); });
     const auto device = std::find_if(c.arguments.begin(), c.arguments.end(), [](const auto& a) { return a.isDevice(); });
@@ -318,29 +321,29 @@ class recorder {
   /// Releases the oldest kept values until the rest takes at most `value_limit()` bytes. A question about a released value is
   /// answered by calls that run ahead of the plan.
   void limit_kept();
-  /// After a call touched a storage of the step: constants stay only if small and written from constants.
+  /// Updates the contents of a storage after a call: constants stay constants only if they are small and written from constants.
   void settle(c10::StorageImpl* s, bool constant, bool told);
   void let_go(c10::StorageImpl* s) const {
     if (log_ != nullptr && log_->is_pinned(s)) return;
-    const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // nobody could make the data again
+    const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // the data cannot be made again
     repeats_ || by_hand || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s);
   }
 
   trace trace_;
   mutable std::optional<std::string> refusal_;
   std::unordered_map<c10::StorageImpl*, index_t> index_;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being used again, not the memory
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being reused, not the memory
   std::vector<contents> contents_;
-  std::deque<index_t> kept_;  ///< storages of kept results, the oldest first
-  bytes_t kept_bytes_ = 0;    ///< their size
-  std::vector<bool> told_;    ///< the values are those of the real step: inputs, buffers and what is computed from these alone
-  std::vector<bool> of_forward_;         ///< there, with these values, when the forward ends, or computed from such alone
-  std::vector<std::size_t> calculable_;  ///< calls whose operands are all told
+  std::deque<index_t> kept_;      ///< storages of kept results, the oldest first
+  bytes_t kept_bytes_ = 0;        ///< their sizes, in bytes
+  std::vector<bool> told_;        ///< per storage: has the values of the real step, as inputs, buffers and their functions do
+  std::vector<bool> of_forward_;  ///< per storage: there with these values when the forward ends, or derived from such storages
+  std::vector<std::size_t> calculable_;  ///< calls whose operands are all `told_`
   std::vector<question> asked_;
-  std::vector<bool> raw_;                                                     ///< made by `empty`, not yet written by an operator
+  std::vector<bool> raw_;                                                     ///< per storage: made by `empty`, and not used yet
   std::unordered_map<c10::TensorImpl*, at::Tensor> whole_;                    ///< tensors from outside
-  std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unknown_;  ///< storages nobody announced, with their contents
-  /// Storages from outside that were written, with their contents, as bytes.
+  std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unknown_;  ///< unannounced storages, and their contents
+  /// Storages from outside that were written: their bytes, and the contents before.
   std::unordered_map<c10::StorageImpl*, std::pair<at::Tensor, at::Tensor>> saved_;
   struct written_outside {
     at::Tensor tensor;
@@ -358,15 +361,15 @@ class recorder {
   std::unordered_map<const c10::TensorImpl*, std::size_t> references_;
   c10::Device device_;
   call_log* log_ = nullptr;  ///< of the training step; null: it runs for the recording only
-  bool may_assume_ = false;  ///< should the backward ask for a number of the forward, zero will do: the step has its graph, too
-  bool repeats_ = false;     ///< the call has been recorded before, and data of its operands may be there
+  bool may_assume_ = false;  ///< the backward may take values of the forward for zeros, as the step has a graph as fallback
+  bool repeats_ = false;     ///< the call has been recorded before, and its operands may have data
   std::size_t inputs_ = 0;
   std::vector<at::Tensor> values_;
-  std::unordered_set<const c10::StorageImpl*> trained_;  ///< of values that require a gradient and were made elsewhere
-  uint64_t began_ = at::sequence_number::peek();         ///< number of the first node of the step
+  std::unordered_set<const c10::StorageImpl*> trained_;  ///< storages of values that require a gradient and were made elsewhere
+  uint64_t began_ = at::sequence_number::peek();         ///< number of the first autograd node of the step
   struct mask_positions {
     at::Tensor mask;
-    std::vector<int64_t> sizes;  ///< of a tensor that is taken as if it were flat; empty: there is a list per dimension
+    std::vector<int64_t> sizes;  ///< of a tensor that is indexed as if flat; empty: one list per dimension
     std::vector<at::Tensor> lists;
     bool of(const at::Tensor& t, const std::vector<int64_t>& flat) const {
       if (flat != sizes) return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One call of a recording: what it reads, whether it runs, and what it gives.
+// One call of a recording: its operands, whether it runs, and its results.
 #include "recorder.hpp"
 
 #include <ATen/ExpandUtils.h>
@@ -76,7 +76,7 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
     each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
       check(name, t);
       if (trained && (t.is_floating_point() || t.is_complex())) {
-        if (own.defined()) own.set_state(before);  // it draws again, as in eager mode
+        if (own.defined()) own.set_state(before);  // the eager call draws again
         refuse(name, own.defined() ? "draws " + other + ", and may need a gradient"
                                    : "gives a tensor whose size depends on values of the step, and which may need a gradient");
       }
@@ -221,7 +221,7 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
     return false;
   }
   const bool forward = trace_.backward == 0;
-  const bool asks_again = log_ == nullptr || forward;  // nobody asks in planned backwards of a training step
+  const bool asks_again = log_ == nullptr || forward;  // planned backwards of a training step repeat no questions
   const bool told = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return this->told(t); });
   c.ahead = ask && log_ != nullptr && forward && (!numbers || !told);
   if (ask && !c.ahead && (!numbers || !told || !asks_again))
@@ -233,14 +233,14 @@ bool recorder::asks_for_zeros(const traced_call& c) const {
   const auto& name = c.op.schema().name();
   if (!may_assume_ || trace_.backward == 0 || (name != "aten::_local_scalar_dense" && name != "aten::nonzero")) return false;
   const auto node = ::torch::autograd::get_current_node();
-  if (!node || is_foreign(*node)) return false;  // other code may make anything of a number that is not true
+  if (!node || is_foreign(*node)) return false;  // other code may do anything with a wrong number
   const auto& view = c.operands.front().view;
   return at::isIntegralType(view.dtype, true) && of_forward_[view.value];
 }
 
 void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
                        bool told, bool constant) {
-  if (only_checks(c) && !constant) return stack.resize(first);  // the verdict on made-up numbers says nothing
+  if (only_checks(c) && !constant) return stack.resize(first);  // a check of made-up numbers is void
   if (c.assumed) return run_on_zeros(c.op, stack);
   const bool no_values = !told && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
@@ -268,7 +268,7 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     if (known->drew) drawn();
     return;
   }
-  if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // which only shares memory
+  if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // only shares memory
     c.op.callBoxed(&stack);
   else
     run_on_made_up(c, stack, tensors);

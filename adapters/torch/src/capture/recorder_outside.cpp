@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors and storages of a recording: what comes from outside, what is constant, what is put back.
+// Tensors and storages of a recording: those from outside, constants, and contents to restore.
 #include "recorder.hpp"
 
 #include <ATen/record_function.h>
@@ -20,7 +20,7 @@ bool recorder::trained_elsewhere(const at::Tensor& t) const {
   if (log_ == nullptr || trace_.backward != 0 || !t.requires_grad() || ids_.count(t.unsafeGetTensorImpl())) return false;
   const auto known = index_.find(storage_of(t));
   if (known == index_.end()) return true;
-  const auto k = trace_.storages[known->second].slot;  // views of parameters lead to these
+  const auto k = trace_.storages[known->second].slot;  // that of the parameter, for its views
   if (k == none || trace_.slots[k].from != role::input) return false;
   const auto& node = t.grad_fn();
   return !node || node->thread_id() != at::RecordFunction::currentThreadId() || node->sequence_nr() < began_;
@@ -71,7 +71,7 @@ index_t recorder::add_slot(const at::Tensor& t, index_t storage, role from, std:
 void recorder::add_outside(const at::Tensor& t, role from, std::size_t position, const std::string& name) {
   check(name, t);
   const auto known = index_.find(storage_of(t));
-  // One that shares its memory with another is known by its geometry.
+  // A tensor that shares its memory with an earlier one is identified by its geometry.
   if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
   const bool memory = known != index_.end() || has_memory(t);
   const auto s = known != index_.end() ? known->second : add(t, memory ? contents::outside : contents::hollow);
@@ -86,7 +86,7 @@ void recorder::add_unknown(const std::string& op, const at::Tensor& t) {
   if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters or arguments");
   add_outside(t, role::found, 0, "tensor of " + op);
   std::optional<content> copy;
-  if (!storage_of(t)->resizable()) copy = content_of(t.storage());  // memory of somebody who may free it
+  if (!storage_of(t)->resizable()) copy = content_of(t.storage());  // its owner may free this memory
   unknown_.insert({index_.at(storage_of(t)), {t, std::move(copy)}});
 }
 
@@ -101,7 +101,7 @@ void recorder::freeze_if_temporary(index_t s) {
   const auto saved = saved_.find(storage_of(t));
   const auto logged = references_.find(t.unsafeGetTensorImpl());
   const auto count = t.use_count() - (logged != references_.end() ? logged->second : 0);
-  // While a step goes on its graph holds what it saves, which is no sign of the module.
+  // During a step, the graph holds its saved tensors. These references do not mean that the module keeps a tensor.
   const bool temporary = references_.empty()
                              ? holders(*t.unsafeGetTensorImpl(), count) == 1 &&
                                    holders(*storage_of(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U)

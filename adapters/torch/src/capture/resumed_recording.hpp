@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A recording that begins in the middle of a forward. Private to the adapter.
+/// Begins a recording in the middle of a forward. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,25 +19,25 @@
 
 namespace remat::pytorch::detail {
 
-/// Goes on with the recording of a step whose forward has left those that were recorded before: takes their common calls, whose
-/// results the module has already, and records what comes then.
+/// Records a step whose forward has left all recorded ones. It takes the common calls from a recorded forward, without running
+/// them, and records all further calls.
 class resumed_recording {
  public:
-  /// @param common   has made the same calls until now, which are in `log`
-  /// @param versions of tensors from outside that these may have written, before the forward
-  /// @return null: nothing has changed, and the step cannot be recorded now
+  /// @param common   candidate with the same calls so far, which are in `log`
+  /// @param versions versions before the forward of tensors from outside that these calls may have written
+  /// @return null if the step cannot be recorded now; nothing has changed then
   static std::unique_ptr<resumed_recording> begin(const step_request& what, const std::vector<at::Tensor>& inputs,
                                                   const candidate& common, const std::shared_ptr<call_log>& log,
                                                   const std::vector<std::pair<at::Tensor, int64_t>>& versions);
   ~resumed_recording();
 
   void call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
-  /// In a handler: the forward has thrown. @throws cannot_capture if it did so because of what cannot be recorded
+  /// Call this in a handler: the forward has thrown. @throws cannot_capture if the cause is a call that cannot be recorded
   void stopped();
   /// Records the backward.
-  /// @throws cannot_capture
+  /// @throws cannot_capture if the step cannot be recorded
   trace finish(const std::vector<at::Tensor>& returned);
-  /// What has become of the forward.
+  /// Hands over the forward.
   step_run take();
 
  private:

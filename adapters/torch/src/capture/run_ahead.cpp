@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Calls of a forward that run before the plan does, because the module asks for values.
+/// Runs calls of a forward ahead of the plan, because the module reads values.
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -23,12 +23,12 @@ void each_storage(const std::vector<c10::IValue>& list, F f) {
     });
 }
 
-/// Its results lie in the memory of an argument, whatever is there.
+/// True if the call only makes views, which do not depend on the contents of memory.
 bool only_views(const call_log::entry& c) { return is_view(c.op) && is_native(c.op); }
 
 }  // namespace
 
-/// Notes storages of calls that were added meanwhile.
+/// Notes the storages of calls that were added since the last time.
 void call_log::look() {
   for (; looked_ < calls_.size(); ++looked_) {
     const auto& c = calls_[looked_];
@@ -43,7 +43,7 @@ void call_log::look() {
   }
 }
 
-/// It has not run at once, or what it gave is gone.
+/// True if the call has not run at once, or its results are gone.
 bool call_log::has_to_run(const entry& c) const {
   if (only_views(c)) return false;
   bool gone = false;
@@ -54,7 +54,7 @@ bool call_log::has_to_run(const entry& c) const {
   return !c.done || gone;
 }
 
-/// Are the data there that the calls need which have not run?
+/// True if all calls that have not run have the data of their operands, or make them.
 bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
   std::unordered_set<const c10::StorageImpl*> made;
   bool found = true;
@@ -72,7 +72,7 @@ bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
   return found;
 }
 
-/// All calls have to run again.
+/// Makes all calls run again.
 void call_log::begin_anew() {
   show_before();
   for (auto& w : written_) w.now.reset();
@@ -83,7 +83,8 @@ void call_log::begin_anew() {
   ahead_ = 0;
 }
 
-/// Storages whose data code that is not Python may use in a call to come, beside those that are wanted now.
+/// Storages whose data must stay: `wanted`, pinned storages, and storages of the last calls, which code other than Python may use
+/// again.
 std::unordered_set<const c10::StorageImpl*> call_log::used_lately(const std::vector<at::Tensor>& wanted) const {
   std::unordered_set<const c10::StorageImpl*> list;
   const auto add = [&](const c10::Storage& s) { list.insert(s.unsafeGetStorageImpl()); };
@@ -96,7 +97,7 @@ std::unordered_set<const c10::StorageImpl*> call_log::used_lately(const std::vec
   return list;
 }
 
-/// The module holds a tensor over it.
+/// True if Python holds a tensor over the storage.
 bool call_log::is_held(const known_storage& s) const {
   bool held = false;
   for (const auto i : s.results_of)
@@ -121,7 +122,7 @@ void each_written(const traced_call& c, const call_log::entry& e, F f) {
 
 }  // namespace
 
-/// A call writes a weight whose memory is elsewhere.
+/// True if a call that has not run writes a weight whose memory is elsewhere.
 bool call_log::writes_elsewhere(const std::vector<traced_call>& calls) const {
   bool found = false;
   for (auto i = ahead_; i < calls_.size(); ++i)
@@ -132,14 +133,14 @@ bool call_log::writes_elsewhere(const std::vector<traced_call>& calls) const {
   return found;
 }
 
-/// Of memory that other calls than its maker write: what was there before.
+/// Saves memory that a call is about to write and did not make.
 void call_log::save_written(const traced_call& c, const entry& e) {
   each_written(c, e, [&](const at::Tensor& t) {
     const auto& s = storages_.at(storage_of(t));
     const auto same = [&](const auto& x) { return x.storage.unsafeGetStorageImpl() == storage_of(t); };
     if (s.outside && std::none_of(written_.begin(), written_.end(), same))
       written_.push_back({s.storage, bytes_of(t).clone(), {}});
-    if (s.stays && std::none_of(kept_.begin(), kept_.end(), same)) {  // none of which is stale by now
+    if (s.stays && std::none_of(kept_.begin(), kept_.end(), same)) {  // no entry is stale here
       kept_.push_back({s.storage, bytes_of(t).clone()});
       ++stale_;
     }
@@ -153,7 +154,7 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   make_room();
   const plain_kernels kernels;
   const auto now = generator_.now();
-  const auto hide_again = [](const known_storage& s) {  // from outside: weights that are elsewhere
+  const auto hide_again = [](const known_storage& s) {  // outside ones: only if the weight is elsewhere
     auto* impl = s.storage.unsafeGetStorageImpl();
     if (s.outside ? !impl->throw_on_immutable_data_ptr() && impl->nbytes() > 0 && impl->data() == nullptr : !s.stays)
       detail::hide(impl);
@@ -292,7 +293,7 @@ void call_log::forget_ahead() {
 }
 
 void call_log::give_back_constants(const std::vector<traced_call>& calls) {
-  std::unordered_set<const c10::StorageImpl*> stay;  // the module holds them, or has filled them by hand
+  std::unordered_set<const c10::StorageImpl*> stay;  // held by the module, or filled by hand
   for (const auto& c : calls_)
     for (const auto& v : c.results)
       each_tensor(v, [&](const at::Tensor& t, int) {

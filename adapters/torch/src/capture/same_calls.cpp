@@ -79,7 +79,7 @@ bool same_outside(const trace& a, const trace& b) {
     if (k == none || l == none) return k == l;
     const auto &x = a.slots[k], &y = b.slots[l];
     const auto of_module = [](const slot& s) { return s.from == role::parameter || s.from == role::buffer; };
-    if (of_module(x) && of_module(y)) return k == l;  // what is trained depends on the use of the outputs
+    if (of_module(x) && of_module(y)) return k == l;  // training depends on the use of the outputs
     if (x.from != y.from) return false;
     if (x.from == role::constant) return a.constants[x.position] == b.constants[y.position];
     if (x.from == role::found) return a.found[x.position].is_same(b.found[y.position]);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// When calls of operators are the same, but for their tensors' data.
+// Compares calls of operators, without the data of their tensors.
 #pragma once
 
 #include "trace.hpp"
 
 namespace remat::pytorch::detail {
 
-/// Equal numbers, texts, lists; of tensors, that both are tensors.
+/// True for equal numbers, texts and lists, and for any two tensors.
 bool same(const c10::IValue& a, const c10::IValue& b);
-/// It may be another number in each step.
+/// True if the argument may be another number in each step.
 bool may_differ(const traced_call& c, std::size_t argument);
-/// Where a storage from outside begins, bytes.
+/// Offset of the slot's tensor in a storage from outside, in bytes; 0 for other storages.
 bytes_t start(const trace& t, index_t storage);
-/// A call that gives no tensor, but a number.
+/// True if the call returns numbers and no tensor.
 bool asks(const traced_call& c);
 
 }  // namespace remat::pytorch::detail

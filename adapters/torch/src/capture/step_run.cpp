@@ -42,7 +42,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
   for (auto& a : arguments)
     if (a.isList()) a = c10::IValue(a.toList().copy());
-  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // each with a tensor of its geometry before the call
   bool touched = false, own_generator = false;
   for (std::size_t i = 0; i < n; ++i) {
     const auto* alias = op.schema().arguments()[i].alias_info();
@@ -59,7 +59,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
       r.refuse(op.schema().name(), "draws from a generator of its own, and the step will run once more");
     r.run(op, stack);
   } catch (const std::exception& e) {
-    if (strict_) throw;  // else of the recorder, or of a kernel on numbers that are not those of the step
+    if (strict_) throw;  // an error of the recorder, or of a kernel on made-up numbers
     stack.resize(first);
     stack.insert(stack.end(), arguments.begin(), arguments.end());
     diverge(r, message_of(e));
@@ -68,13 +68,13 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   if (numbers_) r.let_numbers_vary();
   const auto& c = r.calls().back();
   std::vector<c10::IValue> made(stack.end() - static_cast<std::ptrdiff_t>(results), stack.end());
-  if (c.results.empty() && results > 0) return;  // a number
+  if (c.results.empty() && results > 0) return;  // the result is a number
   std::erase_if(written, [](const auto& w) {
     const auto& [t, before] = w;
     return t.sizes() == before.sizes() && t.strides() == before.strides() && t.storage_offset() == before.storage_offset();
   });
   for (const auto& [t, before] : written) log_->replace({{t.unsafeGetTensorImpl(), before}});
-  if (!written.empty()) return;  // a new geometry is all that it has done (`transpose_`)
+  if (!written.empty()) return;  // the call only changes a geometry (`transpose_`)
   log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws, c.constant || c.ahead, r.positions_of(c));
 }
 
@@ -126,7 +126,7 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
   if (!code.empty()) r.keep_numbers();
   values_ = r.values();
   for (const auto& o : outputs) {
-    r.id_of(o);  // one may be a copy that no call has met
+    r.id_of(o);  // `o` may be a copy that no call has met
     if (log_->is_pinned(storage_of(o))) throw cannot_capture(keeps_read);
   }
   log_->give_back();
@@ -141,7 +141,7 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
   const auto by_module = code.empty() || ask == nullptr ? std::vector<bool>(kept.size(), true) : ask(code, kept);
   for (std::size_t i = 0; i < kept.size(); ++i) {
     const auto& t = kept[i];
-    if (!by_module[i]) continue;  // but by a function of the graph, until the backward
+    if (!by_module[i]) continue;  // held by a function of the graph, until the backward
     if (log_->is_pinned(storage_of(t))) throw cannot_capture(keeps_read);
     if (collects_gradient(t))
       throw cannot_capture(

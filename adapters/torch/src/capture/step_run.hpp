@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A forward that is recorded while it is the forward of a training step. Private to the adapter.
+/// Records the forward of a training step while it runs. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,57 +22,57 @@ namespace remat::pytorch::detail {
 
 class recorder;
 
-/// The module's code runs once: on hollow tensors, which get the results of the planned step. Whatever keeps the step from being
-/// planned, the calls that were made so far run after all, and the step goes on eagerly.
+/// Runs the module's code once, on hollow tensors that later get the results of the planned step. If the step cannot be planned,
+/// the calls so far run after all, and the step continues eagerly.
 class step_run {
  public:
-  /// @param strict what cannot be recorded is an error, and no call runs then
-  /// @param again  the forward will run once more, from its beginning
+  /// @param strict  a call that cannot be recorded is an error, and no call runs then
+  /// @param again   the forward will run once more, from its beginning
   /// @param numbers later steps may make calls with other numbers
   explicit step_run(bool strict = false, bool again = false, bool numbers = false)
       : strict_(strict), again_(again), numbers_(numbers) {}
   void begin(c10::Device on) { log_ = std::make_shared<call_log>(on); }
-  /// The calls until now are in `log`.
+  /// Continues a forward whose calls so far are in `log`.
   void go_on(std::shared_ptr<call_log> log) {
     log_ = std::move(log);
     log_->generator().restart();
   }
-  /// Runs the module. Operators come to `call`.
-  /// @throws what it throws; its calls have run then, as in eager mode
+  /// Runs the module. Its operators go to `call`.
+  /// @throws what the module throws, after its calls have run as in eager mode
   std::vector<at::Tensor> forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments);
   void call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
-  /// The module has returned these.
+  /// The module has returned `tensors`.
   void returns(recorder& r, std::vector<at::Tensor> tensors);
-  /// In a handler: the module has thrown.
+  /// Call this in a handler: the module has thrown.
   void stopped(recorder& r);
   bool threw() const { return threw_; }
-  /// The module is about to look at the memory of a tensor, and perhaps to write it.
+  /// Call this before the module reads the memory of a tensor, and perhaps writes it.
   void read(recorder& r, const at::Tensor& t, bool may_write);
-  /// The forward goes on eagerly.
+  /// Continues the forward eagerly.
   void diverge(recorder& r, const std::string& why);
   bool strict() const { return strict_; }
   bool eager() const { return log_ && log_->filled(); }
   const std::string& why() const { return why_; }
 
-  /// The forward has ended: notes what it has made.
-  /// @param outputs each tensor that it has returned, once; gets those that the module keeps and that need a gradient
-  /// @param code    nodes of its graph that are not PyTorch's own, and may hold tensors
+  /// Notes the results of the forward at its end.
+  /// @param outputs returned tensors, each once; gets tensors that the module keeps and that need a gradient
+  /// @param code    nodes of the graph that are not PyTorch's own and may hold tensors
   void end_forward(recorder& r, std::vector<at::Tensor>& outputs, const std::vector<::torch::autograd::Node*>& code);
-  /// How often this refers to tensors.
+  /// The number of references of this object to tensors.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
-  /// The step is not planned: gives all tensors of the forward their data, for the graph that it has built.
+  /// The step is not planned: gives all tensors of the forward their data, for the autograd graph over them.
   void finish_eagerly();
-  /// Adds tensors that the module keeps as further outputs that need no gradient.
+  /// Makes tensors that the module keeps, and that need no gradient, further outputs.
   /// @param t gets them
-  /// @return there are some
+  /// @return true if there are any
   bool add_kept(trace& t);
-  /// By their numbers.
+  /// Tensors by their numbers.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
   const std::shared_ptr<call_log>& log() const { return log_; }
   const std::vector<at::Tensor>& returned() const { return returned_; }
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
-  /// Inputs of the plan behind those of the forward.
+  /// Inputs of the plan that follow those of the forward.
   const std::vector<at::Tensor>& values() const { return values_; }
 
  private:
@@ -87,10 +87,10 @@ class step_run {
 
   std::shared_ptr<call_log> log_;
   std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> returned_, outputs_;  ///< what the forward gave; and each tensor of that once, then what is kept
+  std::vector<at::Tensor> returned_, outputs_;  ///< results of the forward; each of them once, then kept tensors
   std::vector<at::Tensor> values_;
   std::vector<made_tensor> made_;
-  std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
+  std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< versions of tensors from outside, after the forward
   std::string why_;
   bool strict_, again_, numbers_, threw_ = false;
 };

@@ -12,12 +12,12 @@
 namespace remat::pytorch::detail {
 namespace {
 
-/// Takes sums out of a trace.
+/// Removes sums from a trace.
 class splitter {
  public:
   explicit splitter(trace& t) : trace_(t) {}
 
-  /// Its summands, in their order. Empty: it is no sum, or stays one.
+  /// The summands of a sum, in order; empty if it is no sum, or stays one.
   std::vector<byte_view> split(const summed_gradient& sum) {
     std::vector<std::size_t> sums;  // the last one first
     auto result = sum.tensor;
@@ -45,12 +45,12 @@ class splitter {
     }
     return summands;
   }
-  /// A copy, if the memory of the summand has been handed out.
+  /// Copies a summand if its memory has been handed out already.
   byte_view alone(const byte_view& v) {
     if (handed_out_.insert(v.value).second) return v;
     return make_copy(trace_.calls.emplace_back(trace_.calls.back()), v);
   }
-  /// What autograd has made of sums that are gone is gone, too.
+  /// Removes calls of autograd that read removed sums.
   void finish() {
     for (auto i = trace_.accumulated; i < trace_.calls.size(); ++i)
       for (const auto& o : trace_.calls[i].operands)
@@ -67,7 +67,7 @@ class splitter {
     c.operands.clear();
     c.results.clear();
   }
-  /// The call adds two tensors alike, as autograd does with what comes for one tensor.
+  /// True if the call adds two tensors of one type and shape, as autograd does with two gradients of a tensor.
   static bool makes(const traced_call& c, std::size_t sum) {
     const auto& name = c.op.schema().name();
     if ((name != "aten::add" && name != "aten::add_") || c.operands.size() != 2 || c.arguments.size() != 3) return false;
@@ -83,7 +83,7 @@ class splitter {
           if (o.written && o.view.value == storage) return true;
     return false;
   }
-  /// The call becomes one that copies `v`. @return the copy
+  /// Replaces the call by a copy of `v`. @return the copy
   byte_view make_copy(traced_call& c, const byte_view& v) {
     const byte_view copy{static_cast<index_t>(trace_.storages.size()), v.sizes, at::infer_dense_strides(v.sizes, v.strides), 0,
                          v.dtype};

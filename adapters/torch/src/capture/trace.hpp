@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A training step as it was called: what the recorder writes and `lower` turns into a program. Private to the adapter.
+/// The recorded calls of a training step: the recorder writes them, `lower` makes a program of them. Private to the adapter.
 #pragma once
 
 #include <algorithm>
@@ -14,81 +14,81 @@
 
 namespace remat::pytorch::detail {
 
-/// A tensor of a call. In a trace, `view.value` is a storage of the trace: views are told by storage and geometry.
+/// A tensor of a call. In a trace, `view.value` is a storage of the trace: storage and geometry identify a view.
 struct traced_tensor {
   int at = 0, element = -1;  ///< see `operand`
   byte_view view;
   bool written = false;        ///< the call writes its storage
-  std::size_t tensor = 0;      ///< which tensor it is, in the order in which a trace meets them
-  bool requires_grad = false;  ///< as the call finds it
-  int64_t raised = 0;          ///< by how much its kernel raises the version, as those of lists do
+  std::size_t tensor = 0;      ///< number of the tensor, in the order in which the trace meets tensors
+  bool requires_grad = false;  ///< when the call begins
+  int64_t raised = 0;          ///< increments of the version by the kernel itself, as kernels on lists make them
 };
 
-/// A `generator_origin` in terms of calls.
+/// A `generator_origin` that names calls instead of nodes.
 struct draw_origin {
   generator_origin::kind from = generator_origin::next;
   std::size_t call = 0;
   content state = {};
 };
 
-/// One call, arguments without their tensors.
+/// One call. Its arguments have undefined tensors in place of tensors.
 struct traced_call {
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;
   std::vector<traced_tensor> operands, results;
   bool grad_mode = false;
-  std::vector<int> statistics;       ///< arguments written behind the schema's back, and not read by the results
-  std::optional<draw_origin> draws;  ///< where its draw starts, if it draws
-  bool constant = false;             ///< makes or writes constants only, which the module may look at
-  /// What it gives depends on values of the step, even the size: the calls before it run ahead of the plan, to which its results
-  /// are inputs.
+  std::vector<int> statistics;       ///< arguments that the kernel writes contrary to the schema, and that no result depends on
+  std::optional<draw_origin> draws;  ///< state from which the call draws, if it draws
+  bool constant = false;             ///< makes or writes only constants, which the module may read
+  /// The results, perhaps even their sizes, depend on values of the step: all earlier calls run ahead of the plan, and the
+  /// results are inputs of the plan.
   bool ahead = false;
-  /// The plan makes another call in its place, in which lists of positions are in the place of masks; null: this one.
+  /// The call that the plan makes instead, with lists of positions in place of masks; null: the plan makes this call.
   std::shared_ptr<const traced_call> planned = nullptr;
-  std::vector<index_t> positions = {};  ///< slots of these lists, where masks are seen for the first time
+  std::vector<index_t> positions = {};  ///< slots of these lists; empty in the backward, which uses the lists of the forward
   bool told = false;                    ///< the masks are known before the step: nothing has to run ahead
-  std::string line = {};                ///< see `when_recorded`
-  bool assumed = false;                 ///< in the backward: its operand, a value of the forward, is taken for zeros
-  std::vector<int> numbers = {};        ///< arguments that may be other numbers in each step: nothing else depends on them
+  std::string line = {};                ///< line of the module's code, see `when_recorded`
+  bool assumed = false;                 ///< in the backward: the plan assumes that the operand, a value of the forward, is zero
+  std::vector<int> numbers = {};        ///< arguments that may be other numbers in each step; nothing else depends on them
 };
 
-/// Tells where the code of the module is that calls an operator; null: nobody knows.
+/// Returns the line of the module's code that calls an operator; null: not available.
 extern std::string (*line_of_caller)();
 
-/// An exception has been caught, and does not go on: see `when_caught`. To be called in its handler, once its text is not needed.
+/// Call this in the handler of an exception that is not rethrown, once its text is not needed: see `when_caught`.
 void forget_caught();
-/// An exception has been caught in a backward, and goes on: see `when_raised`. To be called in its handler.
+/// Call this in the handler of an exception of a backward that is rethrown: see `when_raised`.
 void translate_raised();
 
-/// The call raises an error or does nothing, such as `_linalg_check_errors`.
+/// True if the call only checks: it raises an error or does nothing, such as `_linalg_check_errors`.
 inline bool only_checks(const traced_call& c) {
   return c.op.schema().returns().empty() &&
          std::none_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; });
 }
 
-/// How much of a trace there was when the forward ended, and what was known of its storages.
+/// Sizes of a trace at the end of its forward, and which of its storages were constants.
 struct forward_end {
   std::size_t slots = 0, storages = 0, tensors = 0;
   std::vector<bool> constants;  ///< per storage
 };
 
-/// How the gradient of a leaf, or of an input, comes about.
+/// How autograd sums up the gradient of a leaf or an input.
 struct summed_gradient {
-  std::size_t summands = 0;  ///< edges that lead there from outputs that are used
-  std::size_t tensor = 0;    ///< their sum, before autograd lays it out
+  std::size_t summands = 0;  ///< edges that lead to the leaf from outputs that the loss uses
+  std::size_t tensor = 0;    ///< number of their sum, before autograd lays it out
 };
 
 /// A recorded step. Views and slots name storages of the trace.
 struct trace {
   std::vector<slot> slots;
   std::vector<content> constants;
-  std::vector<at::Tensor> found;   ///< for the slots that are `role::found`
-  c10::Device device = c10::kCPU;  ///< of the step
+  std::vector<at::Tensor> found;   ///< tensors of the slots that are `role::found`
+  c10::Device device = c10::kCPU;  ///< where the step runs
   std::vector<storage_value> storages;
   std::vector<traced_call> calls;
   std::size_t backward = 0;                     ///< first call after the forward
   std::size_t accumulated = 0;                  ///< first call after autograd has the gradients
-  std::optional<at::ScalarType> autocast = {};  ///< of the backward, see `output_use`
+  std::optional<at::ScalarType> autocast = {};  ///< type of autocast in the backward, see `output_use`
   std::vector<index_t> parameters;
   std::vector<byte_view> parameter_grads;
   std::vector<byte_view> outputs;
@@ -98,40 +98,40 @@ struct trace {
   std::vector<std::size_t> results;
   std::vector<std::vector<bool>> parameter_sources, input_sources;
   std::vector<summed_gradient> parameter_sums, input_sums;
-  std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without one are the last
+  std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without gradient are last
   std::vector<std::size_t> reached_edges,
-      input_edges;  ///< per reached one, and per input: edges that lead there from all outputs
+      input_edges;  ///< edges from all outputs to each parameter of `reached`, and to each input
   draw_origin after_forward, after_backward;
   std::vector<written_tensor> written;
   std::shared_ptr<const questions> asked;
-  std::vector<index_t> tensors;             ///< the slot of each tensor; none: a call made it
-  std::vector<std::size_t> output_tensors;  ///< per output
+  std::vector<index_t> tensors;             ///< slot of each tensor; none: a call made it
+  std::vector<std::size_t> output_tensors;  ///< number of the tensor, per output
   forward_end forward;
-  std::vector<std::size_t> held;  ///< other tensors that Python holds when the forward has ended, in order
+  std::vector<std::size_t> held;  ///< numbers of other tensors that Python holds at the end of the forward, ascending
 };
 
-/// The number of the tensor that lies in a slot.
+/// The number of the tensor in a slot.
 inline std::size_t tensor_in(const trace& t, index_t slot) {
   return static_cast<std::size_t>(std::find(t.tensors.begin(), t.tensors.end(), slot) - t.tensors.begin());
 }
 
 class step_run;
 
-/// Runs and records a step; parameters as for `capture`.
-/// @param run the forward is that of a training step, which goes on whatever comes of the recording; null: it is run for the
-///            recording only
+/// Runs and records a step. Parameters are those of `capture`.
+/// @param run the training step that the forward belongs to, which continues even if it cannot be recorded; null: the forward
+///            runs for the recording only
 trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
              const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses,
              step_run* run = nullptr);
 
-/// The largest sum of bytes that the calls of a step have alive at a time in eager mode, beyond what is held before it. A tensor
-/// lives from the call that makes it to the last one that uses it; gradients and outputs live to the end. Kernels' workspaces,
-/// and tensors that Python code holds for longer, do not count. Complexity: O(V + E).
+/// The peak of a step in eager mode, in bytes, beyond what is held before it. A tensor lives from the call that makes it to the
+/// last call that uses it; gradients and outputs live to the end. Workspaces of kernels do not count, nor do tensors that Python
+/// code holds for longer. Complexity: O(V + E).
 bytes_t plain_peak(const trace& recorded);
 
-/// Storage versions and nodes of a recorded step.
+/// Turns a recorded step into a program: storage versions and nodes.
 program lower(const trace& recorded);
-/// The program of a recorded step, and the tensors of a module for it.
+/// The program of a recorded step, after all passes, and the tensors of a module for it.
 captured captured_from(const trace& recorded, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers);
 
 }  // namespace remat::pytorch::detail

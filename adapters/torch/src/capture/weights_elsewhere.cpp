@@ -21,13 +21,13 @@ thread_local const weights_elsewhere::disguise* worn = nullptr;
 c10::intrusive_ptr<::torch::autograd::Node> accumulator_of(const at::Tensor& t) {
   return t.requires_grad() && t.is_leaf() ? ::torch::autograd::impl::try_get_grad_accumulator(t) : nullptr;
 }
-/// @param node null: it stays as it is
+/// @param node null: the accumulator stays
 void set_accumulator(const at::Tensor& t, const c10::intrusive_ptr<::torch::autograd::Node>& node) {
   if (node && t.requires_grad() && t.is_leaf())
     ::torch::autograd::impl::set_grad_accumulator(t, c10::weak_intrusive_ptr<::torch::autograd::Node>(node));
 }
 
-/// Brings the data of a weight to its hollow storage. @param lent gets that
+/// Lends the data of a weight to its hollow storage. @param lent gets that storage
 void lend(const at::Tensor& hollow, const at::Tensor& data, std::vector<c10::Storage>& lent) {
   if (has_memory(hollow)) return;
   auto* s = storage_of(hollow);

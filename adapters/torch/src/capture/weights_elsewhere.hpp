@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Weights in memory of the host, of a module that runs on another device. Private to the adapter.
+/// Weights of a module that lie in memory of the host, while the module runs on another device. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,23 +11,23 @@
 
 namespace remat::pytorch::detail {
 
-/// The parameters of such a module.
+/// The parameters of a module whose weights lie on the host, and their disguises.
 class weights_elsewhere {
  public:
   /// @param on where the module runs
   explicit weights_elsewhere(c10::Device on) : on_(on) {}
 
-  /// While it lives, parameters of the host look as if they were on the device, without data there: the module's code runs on
-  /// hollow tensors. Graphs that are built meanwhile have accumulators of gradients of their own. Those of one thread may nest.
-  /// The parameters must not be used by another thread meanwhile, but for their memory.
+  /// While it lives, parameters on the host look as if they were on the device, without data there, so that the module's code
+  /// runs on hollow tensors. Graphs built meanwhile have gradient accumulators of their own. Disguises of one thread may nest.
+  /// Other threads must not use the parameters meanwhile, except for their memory.
   class disguise {
    public:
     disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters);
     ~disguise();
     disguise(const disguise&) = delete;
     disguise& operator=(const disguise&) = delete;
-    /// All of them have their data on the device, too, until its end.
-    /// @throws c10::OutOfMemoryError
+    /// Copies the data of all parameters to the device, until this object ends.
+    /// @throws c10::OutOfMemoryError if the device has too little memory
     void lend();
 
    private:
@@ -35,7 +35,7 @@ class weights_elsewhere {
     struct hidden {
       std::size_t at;
       at::Tensor data;
-      c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< null: there is none
+      c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< null: none
     };
     weights_elsewhere& of_;
     const disguise* before_;
@@ -47,16 +47,16 @@ class weights_elsewhere {
   friend class weights_there;
   struct entry {
     at::Tensor parameter, hollow;
-    c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< of graphs that were built in disguise
+    c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< of graphs built in disguise
   };
-  /// Entries for these parameters, as they are now.
+  /// Makes entries for the parameters as they are now.
   void look(const std::vector<at::Tensor>& parameters);
 
   c10::Device on_;
   std::vector<entry> entries_;
 };
 
-/// While it lives, weights in disguise among the arguments of a call have their data on the device.
+/// While it lives, disguised weights among the arguments of a call have their data on the device.
 class weights_there {
  public:
   explicit weights_there(const std::vector<c10::IValue>& arguments);
