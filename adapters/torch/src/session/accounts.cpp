@@ -19,7 +19,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Other than a `std::thread::id`, it is not given to another thread after the end of this one.
+/// The number of this thread. Unlike a `std::thread::id`, it is not reused when the thread ends.
 std::uint64_t number_of_thread() {
   static std::atomic<std::uint64_t> next = 0;
   thread_local const auto number = next++;
@@ -114,7 +114,7 @@ bytes_t accounts::least_of_last_time() const {
     held += static_cast<bytes_t>(steps) * p.held_bytes();
     one = std::max(one, p.needed_bytes() - p.held_bytes());
   }
-  return begun == seen_ ? held + one : 0;  // otherwise some had ended when others began
+  return begun == seen_ ? held + one : 0;  // otherwise some steps ended before others began
 }
 
 bytes_t accounts::held_in_flight() const {
@@ -144,7 +144,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
     throw bad_option("the budget is a share of a device, but the step runs on the host");
   if (b.share_of == share::device || (b.share_of == share::usual && for_tensors_ > 0 && b.is_share()))
     return std::min(options_.most, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
-  bytes_t plain = working ? working->bytes() - working->idle() : 0;  // of threads that compute beside this one
+  bytes_t plain = working ? working->bytes() - working->idle() : 0;  // of other threads that compute now
   for (const auto& r : runners)
     if (r->run->in_flight())
       plain += r->what->zones ? r->kind->all_in_flight->run->held_bytes() : r->kind->store_all->run->needed_bytes();
@@ -164,7 +164,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
 }
 
 void accounts::evacuate(const executor& r) const {
-  if (several_threads()) return;  // another one may use them
+  if (several_threads()) return;  // another thread may use the gradients
 
   // Parameters, by where their gradients lie.
   std::unordered_map<const c10::StorageImpl*, std::vector<const at::Tensor*>> owners;
@@ -180,7 +180,7 @@ void accounts::evacuate(const executor& r) const {
       nobody_adds.emplace_back(*p, std::try_to_lock);
       const auto& g = gradient_of(*p);
       if (nobody_adds.back().failed() || !g.defined() || g.storage().unsafeGetStorageImpl() != storage) return false;
-      // On the host, somebody may keep the address.
+      // On the host, other code may keep the address.
       return !on_host || (g.storage().use_count() == parameters.size() && !detail::held_by_python(g));
     });
     if (moves) r.move_out(gradient_of(*parameters.front()).storage());
@@ -202,7 +202,7 @@ std::shared_ptr<region> accounts::idle_arena() const {
   std::shared_ptr<region> found;
   for (const auto& r : runners) {
     if (r->what->zones) continue;
-    if (!options_.graph && r->what->run->far_bytes() > 0) continue;  // while idle it would keep far memory
+    if (!options_.graph && r->what->run->far_bytes() > 0) continue;  // an idle executor would keep far memory
     const bool gradients = options_.graph || !r->run->memory()->on().is_cpu();
     if (vacate(*r->run->memory(), gradients) && !found) found = r->run->arena();
   }
@@ -216,13 +216,13 @@ void accounts::release() {
   for (const auto& r : runners)
     if (!r->run->in_flight() && r->run->arena_in_use()) {
       r->run->leave_gradients_only();
-      if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // nothing could be given back
+      if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // a device cannot give back parts of an arena
       retired_.push_back(r->run->memory());
     }
   const auto before = runners.size();
   let_go([](const runner& r) { return !r.run->in_flight(); });
   sweep();
-  if (runners.size() < before) device_->empty_cache();  // for blocks of other sizes
+  if (runners.size() < before) device_->empty_cache();  // makes room for blocks of other sizes
 }
 
 void accounts::sweep() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Forwards of one model in one `autocast` block. Private to the adapter.
+/// Detects several forwards of one model in one `autocast` block. Private to the adapter.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -14,23 +14,23 @@
 
 namespace remat::pytorch {
 
-/// What this thread has called in its autocast block. PyTorch casts each weight once in a block. This has a weight of its own,
-/// whose cast is gone when the block is.
+/// The sessions that this thread has called in its `autocast` block. PyTorch casts each weight once in a block. A cast of a
+/// weight of this object identifies the block, because the cast is gone when the block ends.
 class autocast_block {
  public:
   static autocast_block& of_thread() {
     thread_local autocast_block block;
     return block;
   }
-  /// @param caller begins a step
+  /// @param caller session that begins a step
   /// @param on     device of the step
-  /// @return it has begun another one in this block, if casts are kept there
+  /// @return true if `caller` has begun another step in this block, and the block keeps casts
   bool has(const void* caller, c10::DeviceType on) {
     if (!keeps_casts(on)) return false;
     if (const auto now = cast(); !now.is_same(cast_)) callers_.clear();
     return std::find(callers_.begin(), callers_.end(), caller) != callers_.end();
   }
-  /// The forward of the step has ended, and with it all casts.
+  /// Call this when the forward of a step has ended, which clears all casts.
   void add(const void* caller, c10::DeviceType on) {
     if (!keeps_casts(on)) return;
     cast_ = cast();
@@ -41,7 +41,7 @@ class autocast_block {
   static bool keeps_casts(c10::DeviceType on) {
     return autocast_on(on) && at::autocast::is_autocast_cache_enabled() && at::GradMode::is_enabled();
   }
-  /// All devices share the casts that are kept.
+  /// A cast on the host, since all devices share one cache of casts.
   at::Tensor cast() {
     const c10::impl::ExcludeDispatchKeyGuard none(c10::autocast_dispatch_keyset);
     if (!weight_.defined()) weight_ = at::zeros({1}, at::TensorOptions(c10::kCPU).dtype(at::kFloat)).requires_grad_();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Work beside the steps. Private to the adapter.
+/// Runs work beside the steps. Private to the adapter.
 #pragma once
 
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 namespace remat::pytorch {
 
-/// Runs one job at a time on a thread of its own; what it throws ends it.
+/// Runs one job at a time on a thread of its own. An exception ends the job.
 class background {
  public:
   background() = default;
@@ -33,7 +33,7 @@ class background {
       thread_ = std::thread([this, job = std::move(job)] {
         try {
           job();
-        } catch (...) {  // nobody is there to be told
+        } catch (...) {  // nobody to report to
         }
         busy_ = false;
       });
@@ -44,8 +44,8 @@ class background {
   bool ending() const { return ending_; }
 
  private:
-  /// A fork has no threads but its own. It leaves the handle of its parent's alone: the system may have unmapped what that leads
-  /// to.
+  /// A forked process has none of its parent's threads. It must not touch the handle of such a thread: the system may have
+  /// unmapped the memory behind the handle.
   void let_end() {
     if (!thread_.joinable()) return;
     if (process_ == getpid())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Steps in which the module's own code runs.
+/// Steps that run the module's own code.
 #include <algorithm>
 #include <bit>
 #include <exception>
@@ -16,10 +16,10 @@
 namespace remat::pytorch {
 namespace {
 
-/// Paths through one forward that are known, at most.
+/// Limit on known paths through one forward.
 constexpr std::size_t most_paths = 8;
 
-/// A step that could not be planned is tried again, ever more seldom.
+/// True if a refused step is tried again now. The intervals grow exponentially.
 bool try_again(const usage& outputs) { return std::has_single_bit(outputs.plain + 1); }
 
 }  // namespace
@@ -51,7 +51,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     try {
       bind(*s, of);
       return false;
-    } catch (const bad_binding&) {  // tensors found elsewhere share memory with parameters of before
+    } catch (const bad_binding&) {  // found tensors share memory with earlier parameters
       drop(s);
       return true;
     }
@@ -79,7 +79,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   std::vector<detail::candidate> candidates;
   for (const auto& s : known) candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
   const auto like = known.front();
-  if (!elsewhere_) lock.unlock();  // else nobody may use the weights meanwhile
+  if (!elsewhere_) lock.unlock();  // otherwise nothing else may use the weights meanwhile
   bytes_t before = 0;
   const auto make_room = [&, this] {
     std::unique_lock held(mutex, std::defer_lock);
@@ -116,7 +116,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   b.returned = std::move(f.returned);
   if (!f.which) return b;
   auto s = known[*f.which];
-  bind(*s, of);  // another thread may have others
+  bind(*s, of);  // another thread may have bound other tensors
   std::vector<std::pair<index_t, at::Tensor>> fresh;
   for (const auto& [k, t] : f.late)
     if (s->forward->recorded->slots[k].from != role::input) fresh.emplace_back(k, t);
@@ -209,7 +209,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
     if (known->uses == uses && same_forward(*known, *s)) drop(known);
     return known->uses != uses || same_forward(*known, *s);
   });
-  if (paths.size() >= most_paths) drop(paths.back());  // which has not been met for longest
+  if (paths.size() >= most_paths) drop(paths.back());  // not met for the longest time
   keep("followed " + std::to_string(++recorded_), s);
   b.inputs.insert(b.inputs.end(), run.values().begin(), run.values().end());
   b.hollow = run.outputs();

@@ -15,28 +15,28 @@
 namespace remat::pytorch {
 namespace {
 
-/// What there is for steps in flight, in bytes.
+/// The memory for steps in flight, in bytes.
 struct room_in_flight {
-  bytes_t all = 0;                  ///< for the steps that are expected
-  bytes_t others = 0;               ///< what steps in flight hold, and memory in which they compute now
-  bytes_t working = 0;              ///< in which those that do not compute now will
-  bytes_t idle = 0;                 ///< the piece of working memory that there is for these, and for the next step
-  std::size_t steps = 1, left = 1;  ///< that are expected: all, and those that have not begun
+  bytes_t all = 0;                  ///< for all expected steps
+  bytes_t others = 0;               ///< held by steps in flight, and memory in which they compute now
+  bytes_t working = 0;              ///< for steps in flight that will compute, but do not now
+  bytes_t idle = 0;                 ///< idle working memory, for these and the next step
+  std::size_t steps = 1, left = 1;  ///< expected steps: all, and those not begun
 
   bytes_t rest() const { return all - others; }
-  /// What so many further steps take, if there are at least `piece` bytes of working memory.
+  /// Bytes that `n` further steps take, with at least `piece` bytes of working memory.
   static bytes_t need(const execution_plan& p, std::size_t n, bytes_t piece) {
     return bytes_in_flight(p, n) - p.working_bytes() + std::max(piece, p.working_bytes());
   }
   bytes_t need(const execution_plan& p, std::size_t n) const { return need(p, n, working); }
   bool fits(const execution_plan& p, std::size_t n) const { return need(p, n) <= rest(); }
-  /// One more step fits only after idle working memory is gone.
+  /// True if one more step fits only after idle working memory is freed.
   bool crowded(const execution_plan& p) const { return need(p, 1, std::max(idle, working)) > rest(); }
 };
 
 }  // namespace
 
-/// Where one more step computes, and what it takes if nothing is computed again.
+/// Provides working memory, and a store-all plan in zones.
 void session::state::share_memory(setup& s) {
   auto& tier = device_for(s).memory();
   if (!memory.working || &memory.working->of() != &tier) memory.working = std::make_shared<working_memory>(tier);
@@ -96,7 +96,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
     what = s->all_in_flight;
   else if (learned)
     plan_for_steps(room.all, room.steps);
-  else  // what does for fewer steps may do for one more
+  else  // a plan for fewer steps may do for one more
     for (const auto& [made_for, p] : known)
       if (room.fits(*p->run, 1) && (!what || p->found.seconds < what->found.seconds)) what = p;
   if (const auto least = memory.least_of_last_time(); learned && memory.in_flight() == 0 && least > room.all) {
@@ -109,7 +109,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
   }
   if (!what || !room.fits(*what->run, room.left)) {
     what = s->least_in_flight;
-    // A share of the plain step grows with each further call; of other budgets something has to be left for the next one.
+    // A share of the plain step grows with each further call. Other budgets must leave bytes for the next call.
     if (!what) plan_for_steps(room.rest(), learned ? room.left : options.budget.is_share() ? 1 : 2);
     if (!room.fits(*what->run, 1) && !warned_in_flight_) plan_for_steps(room.rest(), 1);
   }

@@ -60,7 +60,7 @@ const std::string& call_keys::of(const invocation& call, const std::vector<at::T
     }
   }
   std::sort(by_storage_.begin(), by_storage_.end());
-  std::map<std::size_t, std::pair<std::size_t, int64_t>> sharing;  // place: the first one in its storage, distance
+  std::map<std::size_t, std::pair<std::size_t, int64_t>> sharing;  // place: first place with its storage, distance
   for (std::size_t i = 1, first = 0; i < by_storage_.size(); ++i) {
     const auto& [storage, place, t] = by_storage_[i];
     const auto& [other, start, owner] = by_storage_[first];

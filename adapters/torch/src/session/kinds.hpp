@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What tells one kind of inputs from another. Private to the adapter.
+/// Distinguishes kinds of inputs. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,15 +16,15 @@
 
 namespace remat::pytorch {
 
-/// For people.
+/// Describes inputs to users.
 std::string describe(const std::vector<at::Tensor>& inputs);
 
-/// Makes keys of calls: everything that a plan depends on, but for what the loss makes of the outputs.
+/// Makes keys of calls: everything that a plan depends on, except the loss's use of the outputs.
 class call_keys {
  public:
   /// @param signature of the model
-  /// @param same      steps of one key have the same parameters and buffers, not others like them
-  /// @return in a buffer that the next call of this function uses again
+  /// @param same      the key identifies parameters and buffers themselves, not only their geometry
+  /// @return the key, in a buffer that the next call overwrites
   const std::string& of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
                         const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers, bool same);
 

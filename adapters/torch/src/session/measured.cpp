@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is measured of a captured step, its copies and its weights, and the problem and the first plan that follow.
+// Measures a captured step, its copies and its weights; makes the planning problem and the first plan.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Those that share no memory with `weights`.
+/// The tensors of `list` that share no memory with `weights`.
 std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::vector<at::Tensor> list) {
   std::erase_if(list, [&](const auto& t) {
     return std::any_of(weights.begin(), weights.end(), [&](const auto& w) { return w.is_alias_of(t); });
@@ -71,7 +71,7 @@ void session::state::complete(setup& s) {
     bytes_t all = 0;
     for (const auto& v : s.step->values) all += v.bytes;
     const auto sample = std::clamp<bytes_t>(all / 16, 64 << 10, 8 << 20) / 4096 * 4096;
-    rates = measure_rates(on, s.far, sample);  // this takes twice as much of the device, the next three times
+    rates = measure_rates(on, s.far, sample);  // takes 2 samples of device memory, the next line 3
     if (options.steps_on) interference_ = measure_interference(on, s.far, *rates, sample);
   }
   s.in_place =
@@ -79,7 +79,7 @@ void session::state::complete(setup& s) {
   const auto [fetched, weights] = fetched_by(s);
   s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
   const bool away = std::any_of(s.step->slots.begin(), s.step->slots.end(), [](const auto& k) { return k.on_host; });
-  if (away) s.in_place = s.p;  // nothing can be read where it is
+  if (away) s.in_place = s.p;  // no weight on the host can be read in place
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.bound->of->parameters));
   s.buffer_bytes = unpaged_bytes(other_than(weights, s.bound->of->buffers));
   for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
@@ -104,9 +104,9 @@ void session::state::complete(setup& s) {
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
   const auto all = std::make_shared<plan>();
   all->steps = away ? fetch_once_schedule(s.in_place) : store_all_schedule(s.in_place);
-  constexpr std::size_t large = 300;  // operations whose layout takes more than milliseconds to improve
+  constexpr std::size_t large = 300;  // operations; improving the layout of more takes more than milliseconds
   if ((relative || s.new_path) && s.step->nodes.size() > large) s.layouts.tries = 0;
-  s.layouts.work = 100'000'000;  // a fifth of a second. Not a time: a schedule that fits has to fit in later processes, too
+  s.layouts.work = 100'000'000;  // about 0.2 s; work, not time, so that a fitting schedule fits in later processes
   all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place, s.places);
   all->found = as_result(s.in_place, all->steps);
   all->found.solver = "store_all";

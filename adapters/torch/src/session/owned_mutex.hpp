@@ -11,11 +11,11 @@
 
 namespace remat::pytorch {
 
-/// A `std::mutex` whose `try_lock` fails, as it should, on the thread that holds it, where `lock` is an error. An allocation that
-/// finds no memory asks all sessions for idle arenas, and its thread may be at work for one of them.
+/// A mutex whose `try_lock` fails, and whose `lock` throws, on the thread that holds it. An allocation that finds no memory asks
+/// all sessions for idle arenas, and its thread may be working for one of these sessions.
 class owned_mutex {
  public:
-  /// @throws not_supported on the thread that holds it: a forward that is recorded asks its own session
+  /// @throws not_supported on the thread that holds it: a forward that is being recorded calls its own session
   void lock() {
     if (owner_ == std::this_thread::get_id())
       throw not_supported("remat: a session cannot be asked by a forward that it records just now; ask it after the call");
@@ -27,7 +27,7 @@ class owned_mutex {
     owner_ = std::this_thread::get_id();
     return true;
   }
-  /// This thread holds it.
+  /// True if this thread holds the mutex.
   bool is_owned() const { return owner_ == std::this_thread::get_id(); }
   void unlock() {
     owner_ = std::thread::id();

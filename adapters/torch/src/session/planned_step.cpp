@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step that runs by its plan: the forward, and what the backward needs of it.
+// Runs a step by its plan: the forward, and what its backward will need.
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/accumulate.h>
@@ -23,7 +23,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// The loss can use the outputs in one way only: there is a single number.
+/// True if the loss can use the outputs in one way only: there is a single number.
 bool has_one_use(const program& step) {
   std::size_t uses = 0;
   for (std::size_t i = 0; i < step.outputs.size(); ++i)
@@ -56,9 +56,9 @@ constexpr const char* changed_since =
     "once "
     "more, but the mode, a parameter or an attribute of the module is another one by now; change it after the backward";
 
-/// Puts the data of planned outputs under those that the module's own code has made, which take their places.
+/// Puts the data of planned outputs under the outputs of the module's own code, which replace the planned ones.
 /// @param origins of the inputs
-/// @return per output: it is a tensor from outside, which keeps its own history
+/// @return per output: true if it is a tensor from outside, which keeps its own history
 std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& hollow,
                             const std::vector<at::Tensor>& origins) {
   std::vector<bool> own(outputs.size());
@@ -69,7 +69,7 @@ std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& output
       to.unsafeGetTensorImpl()->set_storage_keep_dtype(from.storage());
       to.unsafeGetTensorImpl()->set_storage_offset(from.storage_offset());
     }
-    if (to.is_view() && !own[i]) to.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // of hollow tensors
+    if (to.is_view() && !own[i]) to.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // that of hollow tensors
     outputs[i] = to;
   }
   return own;
@@ -231,7 +231,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     // An input that is returned is the input itself.
     if (b.hollow.empty() && view.whole && from == role::input && !step.differentiable[i])
       outputs[i] = inputs[step.slots[step.values[view.value].slot].position];
-    // A write to memory that is shared would change the history of all who share it.
+    // A write to shared memory would change the history of all tensors over it.
     const bool shared = from != role::internal || std::any_of(outputs.begin(), outputs.end(), [&](const auto& o) {
                           return !o.is_same(outputs[i]) && o.is_alias_of(outputs[i]);
                         });
@@ -267,7 +267,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     std::shared_ptr<runner> begun;
     try {
       begun = self->acquire(kind(uses), again);
-    } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
+    } catch (const over_budget&) {  // the smallest budget must do; outputs of the caller exceed it once
       if (self->memory.outputs_of_before > 0)
         self->warn_once("the forward runs once more for its backward. The outputs of before take " +
                         format_bytes(self->memory.outputs_of_before) + " beyond the budget, in this step only");
@@ -275,12 +275,12 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
       begun = self->expected(kind, again, usage, uses);
     }
     begun->run->set_numbers(numbers);
-    begun->run->forward(again);  // before another thread takes it
+    begun->run->forward(again);  // before another thread takes the executor
     return begun;
   };
   once_more.graph = b.graph;
   const auto handed =
-      elsewhere_ ? std::make_shared<handed_over>() : nullptr;  // weights change places: other nodes wait meanwhile
+      elsewhere_ ? std::make_shared<handed_over>() : nullptr;  // weights change places meanwhile: other nodes must wait
   once_more.handed = handed;
   if (elsewhere_)
     once_more.disguise = [self = shared_from_this(), of = r->bound->of](bool with_data) -> std::shared_ptr<void> {

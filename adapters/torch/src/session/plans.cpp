@@ -13,8 +13,8 @@
 namespace remat::pytorch {
 namespace {
 
-/// The same plan, not to be looked at again.
-/// @param bound of its time, which a search beside the steps has proven
+/// A copy of a plan that is not refined again.
+/// @param bound on the time, proven by a search beside the steps, s
 std::shared_ptr<const plan> settled(const plan& p, double bound) {
   auto same = std::make_shared<plan>();
   same->run = p.run;
@@ -27,9 +27,9 @@ std::shared_ptr<const plan> settled(const plan& p, double bound) {
   return same;
 }
 
-/// Of the outputs that bring gradients, those from which no other is computed, such as the loss that a model returns beside its
-/// logits, or the logits beside keys and values. A loss that nobody has seen is likely to use these. O(outputs x (V + E)) bits.
-/// @return empty: all are
+/// The outputs with gradients from which no other such output is computed: for example the loss that a model returns beside its
+/// logits, or the logits beside keys and values. An unknown loss probably uses these. Complexity: O(outputs x (V + E)) bits.
+/// @return empty: all outputs with gradients
 std::vector<output_use> last_outputs(const program& step) {
   const auto n = step.outputs.size();
   const auto brings = [&](std::size_t i) { return step.output_grads[i] != none; };
@@ -59,7 +59,7 @@ std::vector<output_use> last_outputs(const program& step) {
   return all ? std::vector<output_use>() : uses;
 }
 
-/// All outputs that are used are single numbers.
+/// True if all used outputs are single numbers.
 bool only_numbers(const program& step, const std::vector<output_use>& uses) {
   for (std::size_t i = 0; i < uses.size(); ++i)
     if (uses[i].used && c10::multiply_integers(step.views[step.outputs[i]].sizes) != 1) return false;
@@ -69,7 +69,7 @@ bool only_numbers(const program& step, const std::vector<output_use>& uses) {
 }  // namespace
 
 std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes) {
-  for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for no less, and fits
+  for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for as many bytes, and fits
     if (p->second->run->needed_bytes() <= available) return p->second;
   std::shared_ptr<const plan> best;
   if (s->store_all->run->needed_bytes() <= available)
@@ -112,7 +112,7 @@ std::shared_ptr<setup> session::state::likely(const kind_of_uses& kind, const st
     auto other = kind(last);
     outputs->guess(last);
     return other;
-  } catch (const not_supported&) {  // the code of the backward does something else the second time
+  } catch (const not_supported&) {  // the code of the backward differs the second time
     return s;
   }
 }
@@ -133,11 +133,11 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
     if (const auto other = likely(kind, outputs, uses, true); other != s) {
       try {
         return acquire(other, inputs);
-      } catch (const over_budget&) {  // a budget for all outputs does in any case
+      } catch (const over_budget&) {  // report the budget for all outputs, which always does
       }
       throw;
     }
-    if (s->in_summands && memory.once_more && e.smallest) return beyond("gradients in summands");  // nobody has planned for these
+    if (s->in_summands && memory.once_more && e.smallest) return beyond("gradients in summands");  // an unplanned need
     if (s->in_summands) {
       outputs->expect_summands(false);
       warn_once(
@@ -145,7 +145,7 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
           "last bits may not be those of plain PyTorch");
       return expected(kind, inputs, outputs, uses);
     }
-    // what this loss uses may take more than all outputs, whose gradients lie outside the arena
+    // The outputs that this loss uses may take more than all outputs, whose gradients lie outside of the arena.
     if (uses.empty() || !same_autocast({}, uses)) throw;
     try {
       auto r = acquire(kind({}), inputs);
@@ -191,16 +191,16 @@ void session::state::rebind(runner& r) {
 }
 
 std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
-  for (const auto& r : memory.runners)  // gradients of earlier tensors may lie in its arena
+  for (const auto& r : memory.runners)  // their arenas may hold gradients of earlier tensors
     if (!r->run->in_flight()) rebind(*r);
   memory.sweep();
   memory.meets(*s);
   last_held = memory.held(*s, inputs);
   if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
   const auto fixed = last_held.held();
-  for (const auto& r : memory.runners) {  // one that is ready
+  for (const auto& r : memory.runners) {  // an executor that is ready
     if (r->kind != s || r->run->in_flight() || r->what->superseded || r->what->zones) continue;
-    const auto& p = *r->what->run;  // its arena may be larger, as that of another kind
+    const auto& p = *r->what->run;  // its arena may be larger, made for another kind
     const auto need = p.needed_bytes() + std::max<bytes_t>(0, r->run->arena()->bytes() - p.arena_bytes());
     const auto gradients = memory.gradients();
     if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true) + beyond_) continue;
@@ -209,7 +209,7 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, c
     return r;
   }
   auto place = memory.idle_arena();
-  if (place)  // others of this kind do not suit, and those for earlier tensors would hold these
+  if (place)  // others of this kind do not suit, and executors for earlier tensors would hold these tensors
     memory.let_go([&](const runner& r) {
       const bool stays = r.run->arena() == place && r.kind != s && r.bound && r.bound->of == s->bound->of;
       return !r.run->in_flight() && !stays;
@@ -246,8 +246,8 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes,
     return std::make_unique<executor>(r.what->run, r.kind->bound->slots, on, r.kind->far, o);
   };
   if (on.which().is_cpu() || arena) return make();
-  on.empty_cache();                       // of captures and measurements: what PyTorch reserves is to be what is planned
-  constexpr bytes_t rounding = 32 << 20;  // segments of a caching allocator are larger than what is asked of it
+  on.empty_cache();                       // frees what captures and measurements left: PyTorch should reserve only planned memory
+  constexpr bytes_t rounding = 32 << 20;  // segments of a caching allocator are larger than requested
   auto available = on.free_bytes();
   if (r.what->run->needed_bytes() <= available) try {
       return make();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions as users see them.
+// The public interface of sessions.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -28,21 +28,21 @@ session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::m
   options.limits.validate();
   if (!(options.first_seconds >= 0))
     throw bad_option("wrap_options.first_seconds must be >= 0, got " + std::to_string(options.first_seconds));
-  if (options.device) options.first_seconds = options.limits.seconds;  // no steps to search beside
+  if (options.device) options.first_seconds = options.limits.seconds;  // no steps run beside which to search
   const auto& far = options.far;
   if (far.memory && (!far.out || !far.in)) throw bad_option("wrap_options.far has a memory without links");
   if (far.memory && options.device) throw bad_option("wrap_options.far: costs of an estimated device, and copies of this one");
   if (options.fetched && options.device)
     throw bad_option("wrap_options.fetched: costs of an estimated device, and copies of this one");
-  if (options.device) options.cache = plan_cache("");  // whose plans are for measured costs
+  if (options.device) options.cache = plan_cache("");  // cached plans are for measured costs
   rates_of_weights_ = far.rates;
   placing_allocator::install();
 }
 
 namespace {
 
-/// Idle arenas of all sessions go back to the device, unless another thread is at work for a session.
-/// @return there was one on that device
+/// Gives idle arenas of all sessions back to the device, except for sessions that another thread works for.
+/// @return true if this freed memory of that device
 bool return_idle_arenas(c10::Device on) {
   auto& d = device_of(on);
   const auto before = d.use().live;

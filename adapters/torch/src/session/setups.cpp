@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kinds of steps that a session has met: found again, or captured.
+// Finds or captures the kinds of steps of a session.
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 
@@ -19,7 +19,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Each tensor once, by its name.
+/// Each tensor once, with its first name.
 std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
   std::unordered_set<const c10::TensorImpl*> seen;
   std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
@@ -33,7 +33,7 @@ std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   return k.bytes();
 }
 
-/// Another step of the same module, for the same use of its outputs.
+/// A new step of the same module, for the same use of its outputs.
 std::shared_ptr<setup> of_same_module(const setup& like) {
   auto s = std::make_shared<setup>();
   s->outputs = like.outputs;
@@ -43,9 +43,8 @@ std::shared_ptr<setup> of_same_module(const setup& like) {
   return s;
 }
 
-/// The engine of autograd takes leaves that are ready together out of a heap in which all are equal. So they do not come in the
-/// order in which they were put there.
-/// @return for each place which of n leaves to put there, so that they are taken in their order
+/// The engine of autograd takes ready leaves out of a heap in which all are equal, and so not in the order of insertion.
+/// @return per place in the heap the leaf (of n) to put there, so that leaves are taken in their order
 std::vector<std::size_t> places_in_queue(std::size_t n) {
   const auto equal = [](std::size_t, std::size_t) { return false; };
   std::priority_queue<std::size_t, std::vector<std::size_t>, decltype(equal)> queue(equal);
@@ -204,8 +203,8 @@ std::shared_ptr<setup> session::state::in_summands(const setup& s) {
 
 namespace {
 
-/// Says in the program which parameters are on the host.
-/// @throws cannot_capture if one of them cannot be fetched from there
+/// Marks parameters of the program that are on the host.
+/// @throws cannot_capture if the step cannot fetch one of them
 void mark_homes(setup& s, captured& c) {
   auto step = std::make_shared<program>(*c.step);
   const auto can = fetchable(*step);
@@ -300,7 +299,7 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
   for (auto slot : s->step->parameters)
     s->place.push_back(static_cast<std::size_t>(std::find(s->trained.begin(), s->trained.end(), s->step->slots[slot].position) -
                                                 s->trained.begin()));
-  s->capture_seconds = (like.step ? 0 : like.capture_seconds) + since(begin);  // that of another step does not count
+  s->capture_seconds = (like.step ? 0 : like.capture_seconds) + since(begin);  // time of another step does not count
   complete(*s);
   return s;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a session knows: the kinds of steps it has met (setups.cpp), their costs (measured.cpp), their plans and executors
-/// (plans.cpp). A step runs by its plan in planned_step.cpp. Private to the adapter.
+/// The state of a session: kinds of steps (setups.cpp), their costs (measured.cpp), their plans and executors (plans.cpp).
+/// planned_step.cpp runs steps by their plans. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@
 
 namespace remat::pytorch {
 
-/// What holds for a while only does not hold any more at its end.
+/// Resets a variable at the end of its scope.
 template <class T>
 struct reset_later {
   T& what;
@@ -46,7 +46,7 @@ struct reset_later {
 struct session::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<model> m, wrap_options o);
 
-  /// Those of all sessions.
+  /// The states of all sessions.
   class everybody {
    public:
     void add(const std::shared_ptr<state>& s) {
@@ -85,7 +85,7 @@ struct session::state : std::enable_shared_from_this<state> {
     return keys_.of(call, inputs, signature, parameters, buffers, !options.follow);
   }
 
-  /// What losses have made of the outputs of such calls.
+  /// Known uses of the outputs of calls with this key.
   std::shared_ptr<usage> usage_of(const std::string& k) {
     if (last_used_ == nullptr || last_used_->first != k) {
       last_used_ = &*used.try_emplace(k).first;
@@ -94,67 +94,67 @@ struct session::state : std::enable_shared_from_this<state> {
     return last_used_->second;
   }
 
-  /// Of one key, programs for several answers to what the forward asks; the result is that of the one for `inputs`.
+  /// The name of the step for `inputs`, among programs of one key that differ in the answers to the forward's questions.
   std::string path_of(const std::string& base, const std::vector<at::Tensor>& inputs) const;
-  /// The kind of step for such inputs if it has been captured and still holds, or null.
-  /// @param outputs what their losses have made of the outputs
-  /// @param uses    what the loss of this step makes of them; other threads may learn of others meanwhile
+  /// The kind of step for such inputs, if it has been captured and still holds; otherwise null.
+  /// @param outputs known uses of the outputs
+  /// @param uses    use of the outputs in this step; other threads may learn of others meanwhile
   std::shared_ptr<setup> known(const usage& outputs, const std::vector<output_use>& uses,
                                const std::vector<at::Tensor>& inputs) const;
-  /// The same, captured if it is new, its gradients written where there are none yet.
+  /// As `known`, but captures the kind if it is new. Its steps write gradients and do not add to existing ones.
   std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                    const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
-  /// For the gradients there are, of a step that is known.
+  /// The variant of a known step for the existing gradients.
   /// @param graphs of this step that lead to the parameters already: one in its backward
-  /// @param own graph of the step, which leads to parameters, too; null: there is none
+  /// @param own    graph of the step, which leads to parameters, too; null: none
   std::shared_ptr<setup> variant_of(const std::shared_ptr<setup>& s, std::size_t graphs = 0,
                                     const detail::kept_graph* own = nullptr);
-  /// The kind of step for such inputs and the gradients there are.
+  /// The kind of step for such inputs and the existing gradients.
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses, std::size_t graphs);
-  /// Can a forward run once more, for another use of the outputs? Not if that has to be captured and the model is another one
-  /// now.
+  /// True if a forward can run once more for another use of the outputs. False if this use needs a capture and the model has
+  /// changed.
   bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
                      const std::vector<output_use>& uses);
-  /// The same step with other gradients.
-  /// @param what it is, for people
+  /// A variant of the step with another treatment of gradients.
+  /// @param what describes the variant to users
   std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what);
-  /// The same step, which hands out gradients as summands.
+  /// A variant of the step that returns the summands of gradients.
   std::shared_ptr<setup> in_summands(const setup& s);
-  /// Captures and measures.
-  /// @param run of the step whose forward it is, if it is
+  /// Captures and measures a step.
+  /// @param run training step that the forward belongs to; null: none
   std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
                                     const std::vector<output_use>& uses, detail::step_run* run = nullptr);
-  /// The program of a recorded step, measured.
-  /// @param like of the same model
-  /// @param of   tensors of the model, as they were recorded
+  /// Makes the program of a recorded step, and measures it.
+  /// @param like    step of the same model
+  /// @param of      tensors of the model in the recording
   /// @param forward to be followed; null: that of the recorded step, if steps are followed
   std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
                                     const std::shared_ptr<const module_tensors>& of,
                                     std::shared_ptr<const detail::recorded_forward> forward = nullptr);
-  /// The same for a step whose forward has been run meanwhile, with what the module keeps of it as further outputs.
+  /// As `setup_from`, for a step whose forward has just run. Tensors that the module keeps become further outputs.
   std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
                                       const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
-  /// The same for a step whose forward has left the path of a known one.
+  /// As `setup_of_run`, for a step whose forward has left the path of the known step.
   std::shared_ptr<setup> setup_of_path(const std::shared_ptr<detail::trace>& recorded, const setup& known,
                                        const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
-  /// Steps of this kind use these tensors of the model from now on.
-  /// @throws bad_binding if they are not like those that it was captured with
+  /// Makes steps of this kind use these tensors of the model.
+  /// @throws bad_binding if they differ in kind from the captured ones
   static void bind(setup& s, const std::shared_ptr<const module_tensors>& of);
-  /// Weights of the host look as if they were where the steps run, while the result lives. Null: they are there.
+  /// While the result lives, weights on the host look as if they were on the device of the steps. Null: weights are there.
   std::unique_ptr<detail::weights_elsewhere::disguise> disguise(const module_tensors& of);
   void keep(const std::string& name, const std::shared_ptr<setup>& s);
   static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
-  /// Where values of steps on `on` may go: the far memory of the options, or pinned memory for `host_budget`.
+  /// The far memory for steps on `on`: that of the options, or pinned memory of `host_budget` bytes.
   far_memory& far_for(pytorch::device& on);
   /// Measures a captured step.
   void complete(setup& s);
-  /// The values that steps fetch, and their tensors.
+  /// The values that steps fetch (per value), and their tensors.
   std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const setup& s) const;
-  /// Times of the operations of a step, s, of which copies slow down the part that waits for memory.
+  /// Times of operations beside copies, in seconds. Copies slow down the part that waits for memory.
   std::vector<double> beside_copies(const program& step, std::vector<double> seconds, const copy_rates& rates,
                                     const std::vector<bool>& fetched) const;
-  /// The problem in which weights are fetched.
+  /// The planning problem in which weights are fetched.
   problem fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
   std::vector<std::shared_ptr<setup>> kinds() const {
     std::vector<std::shared_ptr<setup>> all;
@@ -165,24 +165,24 @@ struct session::state : std::enable_shared_from_this<state> {
     }
     return all;
   }
-  /// Of the steps of the same graph, the one whose size is next.
-  /// @param planned only of those that have been planned
+  /// The step of the same graph that is nearest in size; null: none.
+  /// @param planned considers only steps that have been planned
   std::shared_ptr<const setup> sibling(const setup& s, bool planned) const;
-  /// Looks at the model as it is now.
+  /// Updates what is known of the model.
   void look();
-  /// Weights and buffers that the user has moved come back.
-  /// @throws error if they cannot
+  /// Moves back weights and buffers that the user has moved.
+  /// @throws error if they cannot be moved
   void put_back_weights();
-  /// The accelerator that steps on these tensors need, or the host.
+  /// The accelerator of these tensors, otherwise the host.
   c10::Device accelerator_of(const std::vector<at::Tensor>& tensors) const;
-  /// That of the inputs, or of the parameters.
+  /// The device of the inputs, otherwise of the parameters.
   c10::Device device_of_call(const std::vector<at::Tensor>& inputs) const;
-  /// Sets up the workspaces of libraries on the device that steps need.
-  /// @param lock of `mutex`: let go meanwhile, since the thread of the device may wait for it
+  /// Sets up the workspaces of libraries on the device of the steps.
+  /// @param lock of `mutex`; released meanwhile, since the thread of the device may wait for it
   void warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
-  /// Lets go of the executors for `s` that are idle.
+  /// Drops the idle executors of `s`.
   void forget(const std::shared_ptr<setup>& s);
-  /// Such steps are not known any more.
+  /// Forgets this kind of steps.
   void drop(const std::shared_ptr<setup>& s);
 
   // --- plans -----------------------------------------------------------------------------------------------------------------
@@ -200,56 +200,58 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
   void announce(const plan& p, bytes_t available) const;
   using kind_of_uses = std::function<std::shared_ptr<setup>(const std::vector<output_use>&)>;
-  /// The step for the use of the outputs that is expected. If no loss has been seen, and the last outputs are single numbers: for
-  /// these, as such a model returns its loss.
-  /// @param tight for the last outputs whatever they are: the budget has no room for gradients of all
+  /// The step for the expected use of the outputs. If no loss is known, and the last outputs are single numbers: the step for a
+  /// loss that uses these, since such a model probably returns its loss.
+  /// @param tight assumes the last outputs in any case: the budget has no room for gradients of all outputs
   std::shared_ptr<setup> likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
                                 const std::vector<output_use>& uses, bool tight = false);
-  /// An executor for the use of the outputs that is expected, or, if that does not fit, for any.
-  /// @param kind gives the step for a use
+  /// An executor for the expected use of the outputs, or for any use if the expected one does not fit.
+  /// @param kind returns the step for a use
+  /// @throws over_budget if no plan fits
   std::shared_ptr<runner> expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
                                    const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
-  /// Looks for a better plan than an unfinished one, beside the steps.
+  /// Searches for a better plan than an unfinished one, beside the steps.
   void refine(const runner& r, bytes_t held_bytes);
-  /// What is idle makes room.
+  /// Frees all idle memory.
   void release() { memory.release(); }
-  /// Executors of all sessions that are idle let go of a tensor of a module until their next forward. Not those for whose session
-  /// another thread is at work.
+  /// Idle executors of all sessions release a tensor of a module until their next forward. Skips sessions that another thread
+  /// works for.
   static void unbind_idle(const at::Tensor& t);
-  /// An executor for a plan; one for less if the device has less free memory than the budget allows.
-  /// @param arena to be shared with executors that are idle; null: it gets one of its own
+  /// An executor for the plan of `r`; if the device has less free memory than the budget allows, for a new plan.
+  /// @param arena shared with idle executors; null: a new one
   std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
-  /// The same, with the tensors of the last step that it has run.
+  /// As `acquire`, but the executor is still bound to the tensors of its last step.
   std::shared_ptr<runner> ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
-  /// An idle executor gets the tensors of the model as they are now.
+  /// Binds an idle executor to the present tensors of the model.
   static void rebind(runner& r);
-  /// The same where several steps are in flight at a time.
-  /// @throws over_budget if no plan is known for as many as are expected
+  /// As `ready`, if several steps are in flight at a time.
+  /// @throws over_budget if no plan is known for the expected number of steps
   std::shared_ptr<runner> acquire_in_flight(const std::shared_ptr<setup>& s);
-  /// What steps of a kind need that share memory.
+  /// Prepares a kind of steps for sharing memory.
   void share_memory(setup& s);
-  /// A plan for a step beside others that have taken the far memory.
-  /// @throws out_of_memory as it was, if there is none
+  /// A plan for a step while other steps hold the far memory.
+  /// @throws out_of_memory `why`, if there is none
   std::shared_ptr<const plan> without_copies(const setup& s, bytes_t available, bytes_t held_bytes, const out_of_memory& why);
-  /// Bytes that a step may take, and those that are held meanwhile.
+  /// Bytes that a step may take, and bytes that are held meanwhile.
+  /// @throws over_budget if more is held than the budget allows
   std::pair<bytes_t, bytes_t> room(const setup& s);
 
   /// A step whose forward is about to run by a plan.
   struct begun_step {
-    std::shared_ptr<runner> r;       ///< null: the forward has run as it is
-    std::vector<at::Tensor> inputs;  ///< those of the call, or their origins, and what its program takes beside them
-    std::vector<at::Tensor> hollow;  ///< the outputs that the module's own code has made, without data; empty: it has not run
-    std::shared_ptr<detail::kept_graph> graph;  ///< that it has built; null: it is gone
-    std::vector<at::Tensor> returned;           ///< what it gave
+    std::shared_ptr<runner> r;                  ///< null: the forward has run eagerly
+    std::vector<at::Tensor> inputs;             ///< inputs of the call, or their origins, and further inputs of the program
+    std::vector<at::Tensor> hollow;             ///< outputs of the module's own code, without data; empty: it has not run
+    std::shared_ptr<detail::kept_graph> graph;  ///< graph of the module's own code; null: none
+    std::vector<at::Tensor> returned;           ///< results of the module's own code
     std::vector<double> numbers;                ///< for `executor::set_numbers`
   };
-  /// Two forwards of this model are in one `autocast` block, see docs/limits.md.
+  /// Warns if two forwards of this model are in one `autocast` block, see docs/limits.md.
   void warn_of_casts();
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
   void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
-  /// Calls `f`, whose exceptions are `device_lost` if the device has failed for good.
+  /// Calls `f`. An exception becomes `device_lost` if the device has failed for good.
   template <class F>
   auto told_of_loss(const std::vector<at::Tensor>& inputs, const F& f) const {
     try {
@@ -261,34 +263,35 @@ struct session::state : std::enable_shared_from_this<state> {
   }
   /// Runs the module's code, followed or recorded.
   begun_step follow(const invocation& call, const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
+  /// Records a step, and finds a plan for it.
   /// @param origins of the inputs, before the forward
-  /// @param make    records the step, whose forward runs meanwhile, unless it has run
-  /// @param trial   the step will not go on: what cannot be recorded is an error
+  /// @param make    records the step, and runs its forward unless that has run
+  /// @param trial   the step will not continue: an operator that cannot be recorded is an error
   begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> origins,
                          const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
                          const std::function<std::shared_ptr<setup>(detail::step_run&)>& make, bool trial = false);
-  /// An executor for a step that is only recorded. Its forward runs once, on the inputs, and leaves nothing but what the module's
-  /// own code keeps.
+  /// An executor for a step that is only recorded. Its forward runs once on the inputs. Only tensors that the module's own code
+  /// keeps remain.
   std::shared_ptr<runner> try_step(const invocation& call, const std::vector<at::Tensor>& inputs);
-  /// An executor for a step whose forward has run without data.
+  /// Finds an executor for a step whose forward has run without data.
   void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
-  /// @param bytes that calls have taken which ran ahead of the plan
+  /// Warns if calls ahead of the plan exceed the budget. @param bytes peak of these calls
   void note_ahead(std::size_t bytes);
-  /// @param bytes of calls of a forward that has thrown
+  /// Warns if a forward that has thrown exceeded the budget. @param bytes taken by its calls
   void warn_raised(bytes_t bytes);
   /// The step of the same forward for another use of its outputs.
-  /// @param graph of the forward; null: it may run once more
-  /// @param of    tensors of the model in that step
-  /// @param leaves not empty: the backward runs now, and its code has to do what was recorded
-  /// @throws not_supported if it takes another path by now
+  /// @param graph  of the forward; null: the forward may run once more
+  /// @param of     tensors of the model in that step
+  /// @param leaves if not empty, the backward runs now, and its code must make the recorded calls
+  /// @throws not_supported if the forward takes another path now
   std::shared_ptr<setup> same_step(const invocation& call, const std::vector<at::Tensor>& inputs, const setup& first,
                                    const std::vector<output_use>& uses, const detail::kept_graph* graph,
                                    const std::shared_ptr<const module_tensors>& of, const std::vector<at::Tensor>& leaves = {});
-  /// Both have the same forward, of the same outputs.
+  /// True if both have the same forward with the same outputs.
   static bool same_forward(const setup& a, const setup& b);
-  /// Steps of such outputs whose forward can be followed, those for `uses` first, the one used last first.
+  /// Steps with such outputs whose forward can be followed. Steps for `uses` come first, then those used last.
   std::vector<std::shared_ptr<setup>> followable(const usage& outputs, const std::vector<output_use>& uses) const;
-  /// The same step with tensors as inputs that were constants, or had another place.
+  /// The same step, with tensors as inputs that were constants or other tensors.
   std::shared_ptr<setup> with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
                                           const std::vector<std::pair<index_t, at::Tensor>>& late);
   /// Runs the planned forward, and connects its outputs to the backward.
@@ -299,31 +302,31 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<model> trained;
   wrap_options options;
   owned_mutex mutex;
-  std::vector<named_tensor> parameters, buffers;  ///< of the model, each once, when `look` was called last
-  std::shared_ptr<const module_tensors> now_;     ///< the same
-  std::string signature;                          ///< of the model, then
+  std::vector<named_tensor> parameters, buffers;  ///< of the model, each once, at the last `look`
+  std::shared_ptr<const module_tensors> now_;     ///< the same tensors
+  std::string signature;                          ///< of the model, at the last `look`
   bool looked_ = false;
-  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by the use of the outputs
+  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by name, see `path_of`
   std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
   decltype(used)::value_type* last_used_ = nullptr;
   call_keys keys_;
   std::uint64_t clock_ = 0;
-  std::uint64_t recorded_ = 0;  ///< forwards to be followed
+  std::uint64_t recorded_ = 0;  ///< count of forwards to be followed
   std::unordered_set<std::string> warned_;
   bool warned_ahead_ = false, warned_raised_ = false, warned_in_flight_ = false;
-  bytes_t beyond_ = 0;  ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
+  bytes_t beyond_ = 0;  ///< bytes beyond the budget that a step may take, if it is on a new path and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
   std::optional<copy_rates> rates_of_weights_;
   std::optional<interference> interference_;
-  std::map<std::string, far_memory> pinned_;            ///< by device, for `host_budget`
-  std::optional<detail::weights_elsewhere> elsewhere_;  ///< while steps run on another device than the weights are on
+  std::map<std::string, far_memory> pinned_;            ///< by name of the device, for `host_budget`
+  std::optional<detail::weights_elsewhere> elsewhere_;  ///< if steps run on another device than that of the weights
   abandoned_steps abandoned_;
   background worker;
-  int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
-  std::size_t verified = 0;  ///< steps that were compared
+  int replaced = 0;          ///< captures in a row because of a replaced tensor
+  std::size_t verified = 0;  ///< steps that have been compared
 };
 
 }  // namespace remat::pytorch
