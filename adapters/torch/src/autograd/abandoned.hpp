@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Planned steps whose backward can no longer be run. Private to the adapter.
+/// Frees planned steps whose backward can no longer run. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,19 +16,20 @@
 
 namespace remat::pytorch {
 
-/// The graph that the code of a module has built may hold an output that others come from, and that output leads to the node of
-/// the step, which holds this graph. Such a step would stay for ever if its outputs go and its backward never runs.
+/// Breaks reference cycles of abandoned steps. The graph of the module's own code may hold an output from which others are
+/// computed. That output leads to the node of the step, and the node holds the graph. If all outputs are freed and the backward
+/// never runs, such a step would stay for ever.
 class abandoned_steps {
  public:
-  /// @param step    that has several outputs, each with an `output_node`
-  /// @param outputs those with a gradient
+  /// @param step    with several outputs, each behind an `output_node`
+  /// @param outputs outputs with a gradient
   void watch(const c10::intrusive_ptr<::torch::autograd::Node>& step, const std::vector<at::Tensor>& outputs) {
     entry e{c10::weak_intrusive_ptr<::torch::autograd::Node>(step), {}};
     for (const auto& t : outputs) e.outputs.emplace_back(t.getIntrusivePtr());
     const std::lock_guard lock(mutex_);
     waiting_.push_back(std::move(e));
   }
-  /// Gives back what steps hold that only their own graphs lead to.
+  /// Frees what steps hold that only their own graphs refer to.
   void end() {
     std::vector<c10::intrusive_ptr<::torch::autograd::Node>> met, gone;
     {
@@ -51,7 +52,8 @@ class abandoned_steps {
     std::vector<weak_tensor> outputs;
   };
 
-  /// How many outputs refer to the step that nobody holds but graphs. Those that were never Python's may be held by anybody.
+  /// The number of outputs that refer to the step and that only graphs hold. Outputs that Python never knew do not count, since
+  /// any code may hold them.
   static std::size_t own_references(const ::torch::autograd::Node& step, const std::vector<weak_tensor>& outputs) {
     std::size_t found = 0;
     for (const auto& weak : outputs) {

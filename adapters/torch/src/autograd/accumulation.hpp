@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Gradients that are there already, and those that hooks are told of. Private to the adapter.
+/// Adds to existing gradients, and calls the hooks of complete ones. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@
 
 namespace remat::pytorch {
 
-/// Autograd would do nothing with a gradient of `parameter` but to add it to `.grad`: nobody is to be told.
+/// True if autograd would only add a gradient of `parameter` to `.grad`, and call no hook.
 inline bool only_adds(const at::Tensor& parameter) {
   const auto& grad = gradient_of(parameter);
   if (!grad.defined() || grad.requires_grad() || grad.layout() != c10::kStrided ||
@@ -34,20 +34,21 @@ inline bool all_only_add(const std::vector<at::Tensor>& parameters) {
   return !parameters.empty() && std::all_of(parameters.begin(), parameters.end(), only_adds);
 }
 
-/// The program adds to the gradient of its parameter i that is there (`accumulating`), where others hand theirs to autograd.
+/// True if the program adds to the existing gradient of its parameter i itself (`accumulating`), and does not leave that to
+/// autograd.
 inline bool adds_itself(const program& step, std::size_t i) {
   return step.from(step.views[step.parameter_grads[i]].value) == role::gradient;
 }
 
-/// A hook is told when a gradient of `parameter` has been accumulated.
+/// True if a hook is called once a gradient of `parameter` has been accumulated.
 inline bool is_told(const at::Tensor& parameter) {
   const auto* meta = ::torch::autograd::impl::get_autograd_meta(parameter);
   return meta != nullptr && meta->post_acc_grad_hooks_ != nullptr;
 }
-/// Its gradient is worth giving to a hook early.
+/// True if the gradient is large enough to be given to a hook early.
 inline bool is_large(const at::Tensor& parameter) { return static_cast<bytes_t>(parameter.nbytes()) >= least_given; }
-/// The large ones are told, and the next graph that leads to any of them will be the only one.
-/// @tparam F gives, for the accumulator of a parameter, how many edges lead to it now that do not count
+/// True if all large parameters have such hooks, and the next graph that leads to any of them will be the only one.
+/// @tparam F returns, for the accumulator of a parameter, the number of edges that lead to it now and do not count
 template <class F>
 bool may_be_given(const std::vector<at::Tensor>& parameters, F own) {
   return std::all_of(parameters.begin(), parameters.end(), [&](const auto& p) {
@@ -58,7 +59,7 @@ bool may_be_given(const std::vector<at::Tensor>& parameters, F own) {
 }
 
 /// Does with a complete gradient what the engine would do at the end of the backward.
-/// @param accumulator of the parameter
+/// @param accumulator accumulator of the parameter
 inline void accumulate(::torch::autograd::Node& accumulator, at::Tensor&& gradient) {
   ::torch::autograd::variable_list list;
   list.push_back(std::move(gradient));

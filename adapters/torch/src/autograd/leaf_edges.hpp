@@ -16,10 +16,11 @@
 
 namespace remat::pytorch {
 
-/// Edges to leaves, which are the trained parameters and then inputs. Several may lead to one, for the summands of its gradient.
+/// The edges of a node to leaves: trained parameters, then inputs. A leaf may have several edges, one per summand of its
+/// gradient.
 class leaf_edges {
  public:
-  /// @param of must outlive it
+  /// @param of must outlive this object
   explicit leaf_edges(::torch::autograd::Node& of) : node_(of) {}
 
   /// Adds n edges to the next leaf.
@@ -27,31 +28,32 @@ class leaf_edges {
     for (std::size_t k = 0; k < n; ++k) node_.add_next_edge(::torch::autograd::impl::gradient_edge(leaf));
     first_.push_back(first_.back() + n);
   }
-  /// Per leaf its first edge, and the end.
+  /// The position of the first edge of each leaf, and of the end.
   const std::vector<std::size_t>& first() const { return first_; }
-  /// No other graph leads to leaf l.
-  /// @param others references that do not count
+  /// True if no other graph leads to leaf `l`.
+  /// @param others number of references that do not count
   bool is_alone(std::size_t l, std::size_t others = 0) const {
     return node_.next_edge(first_[l]).function.use_count() == first_[l + 1] - first_[l] + others;
   }
-  /// Another graph leads where several edges of the module do: what it brings is not added to their sum.
-  /// @param inside the graph that the module's code has built, if it is there
+  /// True if another graph leads to a leaf with several edges. Autograd does not add its gradient to the sum of the leaf's
+  /// summands.
+  /// @param inside the graph of the module's own code, if it exists
   bool meet_others(const detail::graph_contents& inside) const {
     for (std::size_t l = 0; l + 1 < first_.size(); ++l) {
       if (first_[l + 1] - first_[l] < 2) continue;
       const auto* node = node_.next_edge(first_[l]).function.get();
       const auto own = inside.edges.find(node);
-      const bool held = dynamic_cast<const ::torch::autograd::AccumulateGrad*>(node) == nullptr;  // by the input
+      const bool held = dynamic_cast<const ::torch::autograd::AccumulateGrad*>(node) == nullptr;  // the input holds it
       if (!is_alone(l, (own == inside.edges.end() ? 0 : own->second) + held)) return true;
     }
     return false;
   }
-  /// Takes the edges to leaf l out.
+  /// Removes the edges to leaf `l`.
   void cut(std::size_t l) {
     for (auto k = first_[l]; k < first_[l + 1]; ++k) node_.next_edges()[k] = {};
   }
-  /// Leaves out what nobody has asked for. Where nothing goes to a leaf of no other graph, it is as if the edges were not there:
-  /// no hook is called with nothing.
+  /// Removes gradients that the engine has not asked for. If a leaf gets no gradient, and no other graph leads to it, its edges
+  /// are removed: no hook is called without a gradient.
   void trim(::torch::autograd::variable_list& gradients) {
     for (std::size_t l = 0; l + 1 < first_.size(); ++l) {
       const auto begin = gradients.begin() + static_cast<std::ptrdiff_t>(first_[l]),
@@ -62,7 +64,7 @@ class leaf_edges {
         cut(l);
     }
   }
-  /// Per leaf the sum of what goes there.
+  /// The sum of the gradients of each leaf.
   ::torch::autograd::variable_list added_up(const ::torch::autograd::variable_list& gradients) const {
     ::torch::autograd::variable_list sums;
     for (std::size_t l = 0; l + 1 < first_.size(); ++l) {

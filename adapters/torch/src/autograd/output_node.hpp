@@ -18,17 +18,17 @@
 
 namespace remat::pytorch {
 
-/// Gradients of outputs on their way to a step whose backward runs on the thread that has called for it, not on the device's.
+/// Gradients of outputs for a step whose backward runs on the thread that has called it, not on the device's thread.
 struct handed_over {
-  std::vector<at::Tensor> gradients;  ///< by position among the outputs that are connected
-  std::optional<c10::Stream> stream;  ///< on which they are made
+  std::vector<at::Tensor> gradients;  ///< by position among the connected outputs
+  std::optional<c10::Stream> stream;  ///< stream that makes them
 };
 
-/// An output of a forward: hooks of one that the loss does not use are not called, as in eager mode.
+/// The node of one output of a forward. If the loss does not use the output, its hooks are not called, as in eager mode.
 class output_node final : public ::torch::autograd::Node {
  public:
-  /// @param handed gets the gradient; the step gets something of the host in its place, as PyTorch runs a node on the thread of
-  ///               the device on which its gradients are. null: the step gets the gradient
+  /// @param handed gets the gradient, and the step gets a tensor of the host in its place: PyTorch runs a node on the thread of
+  ///               the device on which its gradients are. Null: the step gets the gradient
   explicit output_node(::torch::autograd::edge_list step, std::shared_ptr<handed_over> handed = nullptr)
       : Node(std::move(step)), handed_(std::move(handed)) {}
   std::string name() const override { return "RematBackward"; }
@@ -47,7 +47,7 @@ class output_node final : public ::torch::autograd::Node {
   std::shared_ptr<handed_over> handed_;
 };
 
-/// Makes `output` the next one of the step.
+/// Makes `output` the next output of the step.
 inline void add_history(const at::Tensor& output, const c10::intrusive_ptr<::torch::autograd::Node>& step,
                         const std::shared_ptr<handed_over>& handed) {
   const auto nr = step->add_input_metadata(handed ? at::empty({0}, c10::kCPU) : output);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Forwards that run once more, beside a planned step or in its place. Private to the adapter.
+/// Runs forwards once more, beside a planned step or in its place. Private to the adapter.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -26,7 +26,7 @@
 
 namespace remat::pytorch {
 
-/// Autocast of this thread.
+/// The autocast state of this thread.
 class autocast_state {
  public:
   static autocast_state now() {
@@ -79,13 +79,13 @@ struct all_generators {
   at::Tensor theirs;
 };
 
-/// A forward that can be run once more: plain, to compare the planned step with it, or by another plan.
+/// A forward that can run once more: plain, for a comparison with the planned step, or by another plan.
 class second_run {
  public:
-  /// Notes what a forward begins with.
-  /// @param on         where it runs
+  /// Saves the state in which a forward begins.
+  /// @param on         device of the forward
   /// @param parameters of the module
-  /// @param written    what it may change, other than the generators
+  /// @param written    tensors that the forward may change
   second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
              const std::vector<at::Tensor>& written)
       : on_(on), before_(all_generators::now(on)) {
@@ -110,8 +110,8 @@ class second_run {
     return is_unchanged() && ask(inputs_);
   }
 
-  /// Runs `forward` from there, and leaves everything as it is now, also if that throws.
-  /// @throws c10::Error if what it reads has changed
+  /// Runs `forward` from the saved state. Afterwards restores the present state, even if `forward` throws.
+  /// @throws c10::Error if an input or parameter has changed
   void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {
     TORCH_CHECK(
         is_unchanged(),
@@ -141,20 +141,20 @@ class second_run {
     for (auto& w : written_) w.after = w.tensor.detach().clone();
   }
 
-  /// What it reads is as it was.
+  /// True if the tensors that the forward reads have not changed.
   bool is_unchanged() const {
     return std::all_of(read_.begin(), read_.end(), [](const auto& r) { return r.first.current_version() == r.second; });
   }
-  /// Gives tensors that it may change the contents that the last run left in them.
+  /// Gives tensors that the forward may change their contents after the last run.
   void redo_writes() const {
     for (const auto& w : written_) set(w.tensor, w.after, w.tensor._version());
   }
-  /// Calls `f` for each tensor that it may change.
+  /// Calls `f` for each tensor that the forward may change.
   template <class F>
   void each_written(F f) const {
     for (const auto& w : written_) f(w.tensor);
   }
-  /// The forward may write to this input, which needs a gradient.
+  /// True if the forward may write to this input, which needs a gradient.
   bool writes_input_with_gradient(const at::Tensor& t) const {
     return t.defined() && t.requires_grad() &&
            std::any_of(written_.begin(), written_.end(), [&](const auto& w) { return w.tensor.is_alias_of(t); });
@@ -179,7 +179,8 @@ class second_run {
   }
   c10::Device on_;
   std::vector<at::Tensor> inputs_;
-  std::vector<std::pair<c10::VariableVersion, int64_t>> read_;  ///< of what must stay as it is: the counter, and what it must say
+  std::vector<std::pair<c10::VariableVersion, int64_t>> read_;  ///< version counters of tensors that must not change, and
+                                                                ///< versions
   std::vector<entry> written_;
   all_generators before_;
   autocast_state autocast_ = autocast_state::now();

@@ -32,10 +32,10 @@ namespace remat::pytorch {
 /// The backward of one forward.
 class step_node final : public ::torch::autograd::Node {
  public:
-  /// @param beside runs the forward again, if that may be needed
-  /// @param checks compares with the plain step, if that is wanted; its forwards have run
   /// @param connected per output: its gradient comes to this node
-  /// @param replan for what the loss has been seen to use
+  /// @param beside    runs the forward again; null: never needed
+  /// @param checks    compares with the plain step, whose forwards have run; null: no comparison
+  /// @param replan    plans for the outputs that the loss has used
   step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs, std::vector<bool> connected,
             std::shared_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
       : device_(device_of_step(*r->kind->step)),
@@ -59,11 +59,11 @@ class step_node final : public ::torch::autograd::Node {
   }
   ~step_node() override { give_back(); }
 
-  /// Somebody is about to watch the gradient of an output: if others come from it, it gets its edge in the graph that the
-  /// module's code has built, and the backward will be that of this graph.
-  /// @param t  that tensor
-  /// @param at its position among those that are connected
-  /// @return it has
+  /// Call this before code watches the gradient of an output. If other outputs are computed from it, the output gets its edge in
+  /// the graph of the module's own code, and the backward will use that graph.
+  /// @param t  the output
+  /// @param at its position among the connected outputs
+  /// @return true if the output gets that edge
   bool observe(const at::Tensor& t, std::size_t at) {
     if (!runner_ || !replan_.graph) return false;
     std::size_t i = 0;
@@ -126,7 +126,7 @@ class step_node final : public ::torch::autograd::Node {
     const auto kind = r->kind;
     if (!kind->step->assumed_zero.empty()) kind->outputs->learn_assumption(true);
     const auto checks = std::exchange(checks_, nullptr);
-    auto unread = std::exchange(watched_, {});  // parameters that hooks have not been told of
+    auto unread = std::exchange(watched_, {});  // parameters whose hooks have not been called
     std::erase_if(unread, [&](const auto& w) {
       return !kind->given_early || w.slot == none || kind->step->slots[w.slot].from != role::parameter;
     });
@@ -163,15 +163,15 @@ class step_node final : public ::torch::autograd::Node {
     }
     const auto beside = beside_;  // checks refer to it
     auto replan = replan_;
-    if (!ran_kept_ || !replan_.graph) {  // which refer to the module's arguments
+    if (!ran_kept_ || !replan_.graph) {  // they refer to the module's arguments
       beside_.reset();
       replan_ = {};
     }
     if (does && !possible) {
-      replan = {};  // the graph leads to parameters, and gradients go early to those that nothing else leads to
+      replan = {};  // frees the graph, which leads to parameters: gradients leave early only to unshared ones
       result = planned(*r, given, unread);
-    } else {                                    // the forward once more, by another plan
-      std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
+    } else {                                    // runs the forward once more, by another plan
+      std::exchange(r, nullptr)->run->reset();  // frees its arena
       const auto to = inside.code.empty() ? std::vector<at::Tensor>() : leaves();
       beside->run([&](const auto& inputs) { r = replan.make(inputs, known && does ? kind->uses : uses, possible, to); });
       if (!right(*r->kind)) throw broken_contract("remat: a second plan for another use of the outputs");
@@ -184,7 +184,7 @@ class step_node final : public ::torch::autograd::Node {
     return result;
   }
 
-  /// Why this backward is one that no plan does, and whether others of such calls will be, too; or nothing.
+  /// Why no plan makes this backward, and whether that holds for later ones of such calls; an empty text: a plan does.
   std::pair<std::string, bool> not_planned(const detail::graph_contents& inside, bool batched) const {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
     if (batched) return {"several gradients at once (vmap)", true};
@@ -196,20 +196,20 @@ class step_node final : public ::torch::autograd::Node {
     if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
     return {inside.observer, false};
   }
-  /// Per output its gradient, undefined where there is none.
+  /// The gradient of each output; undefined: none.
   std::vector<at::Tensor> given_by(::torch::autograd::variable_list incoming) const {
     std::vector<at::Tensor> given;
     std::size_t next = 0;
     for (bool c : connected_) given.push_back(c ? std::move(incoming[next++]) : at::Tensor());
     return given;
   }
-  /// What the gradients are for.
+  /// The tensors that get gradients.
   std::vector<at::Tensor> leaves() const {
     auto all = bound_->trained;
     all.insert(all.end(), inputs_.begin(), inputs_.end());
     return all;
   }
-  /// The backward of autograd through the graph that the module's code has built.
+  /// Runs the backward of autograd through the graph of the module's own code.
   ::torch::autograd::variable_list by_graph(const std::vector<at::Tensor>& given, const std::string& why, bool always) {
     const auto& graph = *replan_.graph;
     if (replan_.disguise && at::GradMode::is_enabled())
@@ -239,8 +239,8 @@ class step_node final : public ::torch::autograd::Node {
   static void bring_home(at::Tensor& gradient, const at::Tensor& parameter) {
     if (gradient.defined() && !gradient.is_cpu() && parameter.is_cpu()) gradient = gradient.cpu();
   }
-  /// From the next backward on gradients go through the graph itself, whose nodes then run once, whatever else leads to them: a
-  /// graph of the gradients does.
+  /// From the next backward on, gradients go through the graph itself. Then its nodes run once, even if other graphs lead to
+  /// them, such as a graph of the gradients.
   void open() {
     ::torch::autograd::edge_list to;
     for (std::size_t i = 0; i < connected_.size(); ++i)
@@ -251,7 +251,7 @@ class step_node final : public ::torch::autograd::Node {
           self->open_ = true;
         });
   }
-  /// Does the program give the right gradients, although their bits may be those of another layout?
+  /// True if the program gives the right gradients, perhaps with the bits of another layout.
   static bool serves(const program& step, const std::vector<at::Tensor>& given) {
     for (std::size_t i = 0; i < given.size(); ++i) {
       if (!given[i].defined()) continue;
@@ -273,14 +273,14 @@ class step_node final : public ::torch::autograd::Node {
         "at version ",
         w.counter.current_version(), "; expected version ", w.version);
   }
-  /// The edges that this backward takes out are there for the next one.
+  /// Restores edges that this backward removes, for the next one.
   void keep_edges() {
     ::torch::autograd::Engine::get_default_engine().queue_callback(
         [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), edges = next_edges()]() mutable {
           self->next_edges() = std::move(edges);
         });
   }
-  /// Per gradient of a parameter of a step the leaf that gets it, which are those of the first kind.
+  /// For each gradient of a parameter, the leaf that gets it. Leaves are those of the first kind of step.
   std::vector<std::size_t> places_of(const runner& r) const {
     auto places = r.kind->place;
     for (auto& k : places) {
@@ -294,12 +294,12 @@ class step_node final : public ::torch::autograd::Node {
     return places;
   }
   ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
-    planned_backwards::begin();  // not before: a capture for a second run watches gradients, too
+    planned_backwards::begin();  // not earlier: a capture for a second run watches gradients, too
     const auto& step = *r.kind->step;
     const auto& trained = bound_->trained;
     const auto place = places_of(r);
-    auto free = edges_.first();  // per leaf the edge that its next gradient takes
-    // What no used output leads to has no gradient, as in eager mode.
+    auto free = edges_.first();  // per leaf the edge for its next gradient
+    // A leaf that no used output depends on has no gradient, as in eager mode.
     const auto reached = [&](const std::vector<bool>& sources) {
       for (std::size_t i = 0; i < sources.size(); ++i)
         if (sources[i] && given[i].defined()) return true;
@@ -308,7 +308,7 @@ class step_node final : public ::torch::autograd::Node {
     std::vector<at::Tensor> sums;
     const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
     const bool to_parameters = !verify_ && (captured == nullptr || captured->empty());
-    // Where other graphs lead to a parameter (several forwards, a penalty on weights), autograd adds up what they bring first.
+    // If other graphs lead to a parameter (several forwards, a penalty on weights), autograd first adds up all their gradients.
     std::size_t added = 0, left = 0;
     if (to_parameters)
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
@@ -320,7 +320,7 @@ class step_node final : public ::torch::autograd::Node {
     if (added + left > 0) r.kind->outputs->learn_alone(left == 0);
     const bool told =
         to_parameters && std::all_of(trained.begin(), trained.end(), [](const auto& p) { return is_told(p) || !is_large(p); });
-    // What goes to a parameter alone goes there as soon as it is complete.
+    // If nothing else leads to a parameter, its gradient goes there as soon as it is complete.
     const auto take = [&](std::size_t k, at::Tensor gradient) {
       std::erase_if(unread, [&, v = step.slots[step.parameters[k]].value](const auto& w) {
         if (step.slots[w.slot].value != v) return false;
@@ -336,7 +336,7 @@ class step_node final : public ::torch::autograd::Node {
     };
     executor::gradients g;
     try {
-      std::vector<accumulation_lock> only_this;  // adds to those that are there
+      std::vector<accumulation_lock> only_this;  // no other backward adds to these gradients
       for (std::size_t i = 0; i < sums.size(); ++i)
         if (sums[i].defined() && adds_itself(step, i)) only_this.emplace_back(*next_edge(edges_.first()[place[i]]).function);
       g = r.run->backward(given, sums, take);
@@ -345,11 +345,11 @@ class step_node final : public ::torch::autograd::Node {
       throw;
     }
     for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);
-    for (const auto& w : unread) check(w, step);  // what a hook writes to others is an error, as in eager mode
+    for (const auto& w : unread) check(w, step);  // hooks must not write other parameters, as in eager mode
     std::size_t held = r.run->held_gifts();
     if (r.kind->given_early) {
       if (told && held > 0) r.kind->outputs->learn_gradients_leave(false);
-    } else if (told) {  // the same at the end, to see what becomes of them
+    } else if (told) {  // the same at the end, to see whether hooks free gradients
       bool any = false;
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
         if (!is_large(trained[place[i]]) || !g.parameters[i].defined()) continue;
@@ -386,15 +386,15 @@ class step_node final : public ::torch::autograd::Node {
   std::shared_ptr<const bound_tensors> bound_;
   std::vector<bool> connected_;
   leaf_edges edges_{*this};
-  std::shared_ptr<runner> runner_;  ///< empty once it ran
+  std::shared_ptr<runner> runner_;  ///< empty once the backward has run
   std::vector<watched> watched_;
-  std::vector<at::Tensor> inputs_;  ///< that gradients may go to
+  std::vector<at::Tensor> inputs_;  ///< inputs that may get gradients
   std::shared_ptr<second_run> beside_;
   std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
   std::shared_ptr<handed_over> handed_;
   bool verify_ = false, ran_kept_ = false, observed_ = false;
-  bool open_ = false;  ///< gradients of the outputs go on to the graph
+  bool open_ = false;  ///< gradients of the outputs pass through to the graph
 };
 
 }  // namespace remat::pytorch

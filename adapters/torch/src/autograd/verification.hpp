@@ -27,7 +27,7 @@
 
 namespace remat::pytorch {
 
-/// What plain runs leave behind, as digests: which tensors are the same after each of them?
+/// Digests of the results of plain runs. Tells which tensors are equal after all runs.
 class plain_results {
  public:
   explicit plain_results(std::vector<std::string> names) : names_(std::move(names)) {}
@@ -39,16 +39,16 @@ class plain_results {
     }
     for (std::size_t i = 0; i < run.size(); ++i) steady_[i] = steady_[i] && run[i] == first_[i];
   }
-  /// Of tensors that follow from others that differ, and cannot be computed again.
+  /// Excludes all tensors: they depend on tensors that differ, and cannot be computed again.
   void distrust() { steady_.assign(steady_.size(), false); }
   bool steady() const { return std::find(steady_.begin(), steady_.end(), false) == steady_.end(); }
-  /// The first tensor that is the same after all plain runs, and another one after the planned run.
+  /// The first tensor that is equal after all plain runs, but not after the planned run.
   std::optional<std::string> changed(const std::vector<std::uint64_t>& planned) const {
     for (std::size_t i = 0; i < planned.size(); ++i)
       if (steady_[i] && planned[i] != first_[i]) return names_.at(i);
     return std::nullopt;
   }
-  /// For people: "2 of 5 gradients are not compared: a, b". Empty if all are.
+  /// A text for users: "2 of 5 gradients are not compared: a, b". Empty if all are compared.
   std::string not_compared(const std::string& kind) const {
     constexpr std::size_t most = 8;
     std::string list;
@@ -66,7 +66,7 @@ class plain_results {
   std::vector<bool> steady_;
 };
 
-/// Verifies one step. The plain step runs twice, and the planned step has to equal it wherever it equals itself.
+/// Verifies one step. The plain step runs twice. The planned step must equal it in all tensors in which the plain runs agree.
 class verification {
  public:
   struct names {
@@ -74,8 +74,8 @@ class verification {
     std::vector<std::string> gradients;  ///< of parameters, then of inputs that an output leads to
   };
 
-  /// @param start where the step begins; outlives this
-  /// @param warn  told of a plain step that is not equal to itself
+  /// @param start state at the beginning of the step; outlives this object
+  /// @param warn  called if plain steps are not equal
   verification(second_run& start, forward_function plain, names of, std::function<void(const std::string&)> warn)
       : start_(start),
         plain_(std::move(plain)),
@@ -88,7 +88,7 @@ class verification {
   void run_forward() {
     for (int k = 0; k < 2; ++k) forward_once();
   }
-  /// @throws not_equal, with buffers and generator as the plain forward left them
+  /// @throws not_equal after restoring buffers and generator as the plain forward left them
   void compare_forward(const program& step, const std::vector<at::Tensor>& outputs) {
     std::vector<at::Tensor> returned;
     for (const auto i : step.results) returned.push_back(outputs[i]);
@@ -114,8 +114,8 @@ class verification {
     else if (!forward_.steady())
       gradients_.distrust();
   }
-  /// Warns if plain steps differ.
-  /// @throws not_equal
+  /// Warns if plain steps differ from each other.
+  /// @throws not_equal if the planned step differs from them
   void compare_backward(const ::torch::autograd::variable_list& gradients) {
     const auto planned = digests_of(gradients);
     const auto generators = all_generators::now(start_.device());
@@ -126,7 +126,7 @@ class verification {
   }
 
  private:
-  static constexpr int most_runs = 2;  ///< more, where the planned step differs and two plain ones do not
+  static constexpr int most_runs = 2;  ///< further runs, if the planned step differs and two plain ones do not
 
   struct graph {
     std::vector<at::Tensor> inputs, given, outputs;  ///< given: the inputs as the forward gets them
@@ -142,7 +142,7 @@ class verification {
     start_.each_written([&](const auto& t) { tensors.push_back(t); });
     return digests_of(tensors);
   }
-  /// Within a run.
+  /// Runs the plain forward, inside of a `second_run`.
   graph forward(const std::vector<at::Tensor>& inputs) {
     const at::AutoGradMode grad_mode(true);
     std::vector<at::Tensor> given;
@@ -160,15 +160,15 @@ class verification {
     return other;
   }
   void forward_once() {
-    graph_ = {};  // before there is another one
+    graph_ = {};  // frees the old graph first
     start_.run([&](const auto& inputs) { graph_ = forward(inputs); });
   }
-  /// Runs a plain step from its start, in the backward of the planned one, and leaves everything as it is.
+  /// Runs a plain step from its start, during the backward of the planned step, and leaves everything as it is.
   void step_once() {
     const auto autocast = autocast_state::now();
     const auto now = all_generators::now(start_.device());
     start_.run([&](const auto& inputs) {
-      at::autocast::clear_cache();  // casts of parameters in it would outlive the autocast of the forward
+      at::autocast::clear_cache();  // cached casts of parameters would outlive the autocast of the forward
       auto made = forward(inputs);
       at::autocast::clear_cache();
       autocast.restore();
@@ -185,7 +185,7 @@ class verification {
       roots.push_back(made.outputs.at(i));
       given.push_back(incoming_[k]);
     }
-    for (std::size_t k = 0; k < incoming_.size(); ++k) {  // inputs that the forward has written, and does not return
+    for (std::size_t k = 0; k < incoming_.size(); ++k) {  // inputs that the forward has written and does not return
       const auto value = step_->views[step_->outputs[k]].value;
       if (!incoming_[k].defined() || taken.count(k) > 0 || step_->from(value) != role::input) continue;
       roots.push_back(made.given.at(step_->slots[step_->values[value].slot].position));
@@ -201,7 +201,7 @@ class verification {
     return digests_of(gradients);
   }
 
-  /// Of plain steps that differ: two more runs show which operators do.
+  /// Explains why plain steps differ: two more runs show which operators do.
   std::string explanation() {
     std::string operators;
     if (start_.is_unchanged()) {
@@ -225,7 +225,7 @@ class verification {
   forward_function plain_;
   std::function<void(const std::string&)> warn_;
   plain_results forward_, gradients_;
-  all_generators generators_;  ///< as the last plain run left them
+  all_generators generators_;  ///< state after the last plain run
   graph graph_;
   const program* step_ = nullptr;
   std::vector<at::Tensor> incoming_, parameters_;
