@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Seconds. Private to the adapter.
+/// Measures time in seconds. Private to the adapter.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -15,15 +15,15 @@ using clock = std::chrono::steady_clock;
 
 inline double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
 
-/// Time of a call, without what the machine did for others where that can be told.
+/// Measures the time of a call, without time that the machine spent on other work, if that can be told.
 class stopwatch {
  public:
-  /// s; with a single thread, no more than the processor worked for it.
+  /// In seconds; with a single thread, at most the processor time of the thread.
   double seconds() const {
     const double wall = since(begin_);
     return at::get_num_threads() == 1 ? std::min(wall, processor() - processor_) : wall;
   }
-  /// The thread had a processor nearly all the time.
+  /// True if the thread had a processor nearly all the time.
   bool undisturbed() const {
     const double wall = since(begin_);
     return wall < 100e-6 || processor() - processor_ > 0.8 * wall;

@@ -11,7 +11,7 @@
 
 namespace remat::pytorch {
 
-/// How many numbers a generator such as `like` draws from one state to the other; none: they are not of one sequence.
+/// The number of draws of a generator like `like` between two states; nothing if the states are not of one sequence.
 inline std::optional<std::uint64_t> counted_draws(const at::Generator& like, const at::Tensor& from, const at::Tensor& to) {
   auto a = like.clone(), b = like.clone();
   a.set_state(from);
@@ -20,7 +20,7 @@ inline std::optional<std::uint64_t> counted_draws(const at::Generator& like, con
   return b.get_offset() - a.get_offset();
 }
 
-/// The state after so many more draws.
+/// The state after `draws` further draws.
 inline at::Tensor after_counted_draws(const at::Generator& like, const at::Tensor& state, std::uint64_t draws) {
   auto g = like.clone();
   g.set_state(state);

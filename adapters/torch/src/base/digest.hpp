@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Comparing tensors bit by bit, also with those that are gone. Private to the adapter.
+/// Compares tensors bit by bit, by digests also with tensors that no longer exist. Private to the adapter.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -23,7 +23,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
-/// A hash that stands for what was put into it. Collisions have a probability of about 2^-64.
+/// A hash of everything that was added. Collisions have a probability of about 2^-64.
 class digest {
  public:
   digest& operator<<(std::uint64_t word) {
@@ -41,13 +41,13 @@ class digest {
     }
     return *this;
   }
-  /// Type and sizes.
+  /// Adds type and sizes.
   digest& add_shape(const at::Tensor& t) {
     *this << static_cast<std::uint64_t>(t.scalar_type()) << static_cast<std::uint64_t>(t.dim());
     for (const auto size : t.sizes()) *this << static_cast<std::uint64_t>(size);
     return *this;
   }
-  /// Type, sizes and, of a strided tensor, all elements.
+  /// Adds type, sizes and, if the tensor is strided, all elements.
   digest& operator<<(const at::Tensor& t) {
     if (!t.defined()) return *this << std::uint64_t{0};
     add_shape(t);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Gradients, and taking some that nobody is told of. Private to the adapter.
+/// Access to gradients: locks, and backwards without hooks. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,10 +21,10 @@
 
 namespace remat::pytorch {
 
-/// `t.grad()`, without its warning where `t` is no leaf.
+/// `t.grad()`, without its warning for tensors that are not leaves.
 inline const at::Tensor& gradient_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->grad(); }
 
-/// While it is there, no other thread runs Python code (`when_gradients_move`).
+/// While it lives, no other thread runs Python code (`when_gradients_move`).
 class python_lock {
  public:
   python_lock();
@@ -33,11 +33,10 @@ class python_lock {
   python_lock& operator=(const python_lock&) = delete;
 
  private:
-  std::optional<int> state_;  ///< nothing: there is no Python
+  std::optional<int> state_;  ///< nothing: no Python
 };
 
-/// While it is there, no backward adds to the gradient of a parameter; hooks that are told of gradients are called outside of
-/// that.
+/// While it lives, no backward adds to the gradient of a parameter. Hooks on gradients are called outside of this lock.
 class accumulation_lock {
  public:
   explicit accumulation_lock(const at::Tensor& parameter)
@@ -48,10 +47,10 @@ class accumulation_lock {
       : accumulator_(::torch::autograd::impl::try_get_grad_accumulator(parameter)) {
     if (accumulator_) lock_ = std::unique_lock(as_node::mutex_of(*accumulator_), now);
   }
-  /// @param accumulator must outlive it
+  /// @param accumulator must outlive this lock
   explicit accumulation_lock(::torch::autograd::Node& accumulator) : lock_(as_node::mutex_of(accumulator)) {}
 
-  /// A backward is about to add to the gradient.
+  /// True if a backward is adding to the gradient.
   bool failed() const { return accumulator_ && !lock_; }
 
  private:
@@ -62,17 +61,17 @@ class accumulation_lock {
   std::unique_lock<std::mutex> lock_;
 };
 
-/// The backwards of planned steps, of all threads, until their gradients have been accumulated.
+/// Counts the backwards of planned steps, on all threads, until their gradients have been accumulated.
 class planned_backwards {
  public:
-  /// Within a backward, which counts from now on.
+  /// Call this within a backward, which counts from now on.
   static void begin() {
     ++begun();
     ++running();
     ::torch::autograd::Engine::get_default_engine().queue_callback(
         [ended = std::shared_ptr<void>(nullptr, [](void*) { --running(); })] {});
   }
-  /// Was any running since this was made?
+  /// True if such a backward has run since this object was made.
   bool seen() const { return any_ || begun() != before_; }
 
  private:
@@ -89,7 +88,7 @@ class planned_backwards {
   bool any_ = running() > 0;
 };
 
-/// Takes the hooks off tensors while a capture runs its backward, and puts them back: hooks must not see its gradients.
+/// While it lives, tensors have no hooks: hooks must not see the gradients of a capture's backward.
 class without_hooks {
  public:
   explicit without_hooks(const std::vector<at::Tensor>& tensors) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a capture, or one of its calls, depends on. Private to the adapter.
+/// Keys of everything that a capture, or one of its calls, depends on. Private to the adapter.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,7 +17,7 @@
 
 namespace remat::pytorch {
 
-/// Bytes that differ where what was put into them does.
+/// A string of bytes that differs if any value in it differs.
 class key {
  public:
   template <class T>
@@ -63,13 +63,13 @@ inline bool under_autocast() {
   return std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); });
 }
 
-/// Settings of PyTorch that choose kernels below autograd, and how they use memory.
+/// Adds settings of PyTorch that choose kernels below autograd, and how kernels use memory.
 inline void add_kernel_settings(key& k) {
   auto& c = at::globalContext();
   k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
     << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP()
     << c10::typeMetaToScalarType(c10::get_default_dtype());
-  // What `allow_tf32` and `set_float32_matmul_precision` set as well; what reads those raises an error once a program sets these.
+  // `allow_tf32` and `set_float32_matmul_precision` set these, too. Their getters raise an error once a program sets these.
   for (const auto backend : {at::Float32Backend::CUDA, at::Float32Backend::MKLDNN})
     for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL}) k << c.float32Precision(backend, op);
   const auto kinds = devices_of_steps();
@@ -80,7 +80,7 @@ inline void add_kernel_settings(key& k) {
       << c.sDPPriorityOrder() << c.blasPreferredBackend() << c.linalgPreferredBackend() << c.cudnnDepthwiseKernel();
 }
 
-/// Those, and autocast.
+/// Adds the kernel settings, and autocast.
 inline void add_settings(key& k) {
   add_kernel_settings(k);
   for (const auto device : devices_of_steps()) k << autocast_on(device).value_or(at::ScalarType::Undefined);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What exceptions say, without where in PyTorch they come from. Private to the adapter.
+/// Messages of exceptions, without the place in PyTorch where these come from. Private to the adapter.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,7 +16,7 @@ inline std::string message_of(const std::exception& e) {
   return error != nullptr ? error->what_without_backtrace() : e.what();
 }
 
-/// Its first line: PyTorch adds hints, and errors of kernels a stack trace.
+/// The first line of the message. PyTorch adds hints, and errors of kernels add a stack trace.
 inline std::string reason_of(const std::exception& e) {
   const auto text = message_of(e);
   return text.substr(0, text.find('\n'));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory that the C library keeps. Private to the adapter.
+/// Returns memory that the C library keeps. Private to the adapter.
 #pragma once
 
 #include <malloc.h>
@@ -11,8 +11,8 @@
 
 namespace remat::pytorch {
 
-/// Notes that about so many bytes have been freed, and now and then gives what the C library has kept back to the system, where
-/// it can do that: as operators with large results run one after another, that may be more than a whole step takes.
+/// Notes that about `bytes` bytes have been freed. After every 32 MiB, returns to the system what the C library has kept, if it
+/// can. While operators with large results run one after another, that may be more than a whole step takes.
 inline void note_freed(bytes_t bytes) {
   static std::atomic<bytes_t> since = 0;
   constexpr bytes_t much = 32 << 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tensors and argument lists from the views of a program. Private to the adapter.
+/// Makes tensors and argument lists from the views of a program. Private to the adapter.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@
 
 namespace remat::pytorch {
 
-/// A tensor of storage `s` as view `v` has it, `shift` bytes further on.
+/// The tensor that view `v` describes in storage `s`, moved by `shift` bytes.
 /// @throws c10::Error if there is no element at that byte, or the storage is too small
 inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t shift = 0) {
   const auto element = static_cast<int64_t>(c10::elementSize(v.dtype));
@@ -33,18 +33,18 @@ inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t s
   return t;
 }
 
-/// Does it stand for several gradients (`is_grads_batched`, `torch.func.vmap`)?
+/// True if the tensor stands for several gradients (`is_grads_batched`, `torch.func.vmap`).
 inline bool is_batched(const at::Tensor& t) {
   return t.defined() && t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
-/// Strides that lead to the same elements: those of dimensions of size 1 lead nowhere.
+/// True if both strides lead to the same elements. Strides of dimensions of size 1 do not count.
 inline bool same_strides(at::IntArrayRef sizes, at::IntArrayRef a, at::IntArrayRef b) {
   for (std::size_t d = 0; d < sizes.size(); ++d)
     if (sizes[d] != 1 && a[d] != b[d]) return false;
   return true;
 }
-/// No two elements lie in one place, but for those of dimensions that are expanded, of stride 0.
+/// True if no two elements share a place, except along expanded dimensions (stride 0).
 inline bool apart_or_expanded(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
   for (std::size_t d = 0; d < sizes.size(); ++d)
@@ -57,7 +57,7 @@ inline bool apart_or_expanded(at::IntArrayRef sizes, at::IntArrayRef strides) {
   }
   return true;
 }
-/// Of each dimension that `strides` expand, the first element: where these are written, all are.
+/// The first element of each dimension that `strides` expand. Writing these elements writes all.
 inline at::Tensor first_of_expanded(at::Tensor t, at::IntArrayRef strides) {
   for (std::size_t d = 0; d < strides.size(); ++d)
     if (strides[d] == 0 && t.size(static_cast<int64_t>(d)) > 1) t = t.narrow(static_cast<int64_t>(d), 0, 1);
@@ -69,13 +69,13 @@ inline bool is_expanded(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return false;
 }
 
-/// The view is a tensor of no dimensions that the program owns, such as a wrapped number.
+/// True if the view is a tensor without dimensions that the program owns, such as a wrapped number.
 inline bool is_number(const program& step, index_t view) {
   const auto& v = step.views[view];
   return v.whole && v.sizes.empty() && step.from(v.value) == role::constant;
 }
 
-/// A copy of bytes of a tensor's storage.
+/// A copy of the bytes of a storage.
 inline content content_of(const c10::Storage& s) {
   const auto bytes = static_cast<int64_t>(s.nbytes());
   const auto host = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(s.device())).set_(s, 0, {bytes}, {1}).cpu();
@@ -83,14 +83,14 @@ inline content content_of(const c10::Storage& s) {
   return bytes == 0 ? content() : content(data, data + bytes);
 }
 
-/// The same as a tensor of bytes.
+/// The bytes as a tensor.
 inline at::Tensor byte_tensor(const content& bytes) {
   auto t = at::empty({static_cast<int64_t>(bytes.size())}, at::device(at::kCPU).dtype(at::kByte));
   if (!bytes.empty()) std::memcpy(t.mutable_data_ptr(), bytes.data(), bytes.size());
   return t;
 }
 
-/// A copy of the contents of a constant, with the flags it had.
+/// A copy of a constant as a tensor, with its flags.
 inline at::Tensor constant_tensor(const program& step, index_t slot) {
   const auto& s = step.slots[slot];
   const auto copy = byte_tensor(step.constants[s.position]).to(s.type.device);
@@ -99,16 +99,16 @@ inline at::Tensor constant_tensor(const program& step, index_t slot) {
   return t;
 }
 
-/// Where the step runs; numbers may lie on the host all the same.
+/// The device of a step. Numbers may lie on the host nevertheless.
 inline c10::Device device_of_step(const program& step) {
   for (const auto& v : step.values)
     if (!v.device.is_cpu()) return v.device;
   return c10::kCPU;
 }
 
-/// Arguments of a call.
-/// @param again  it is a recomputation
-/// @param tensor gives the tensor for a view
+/// The arguments of a call.
+/// @param again  the call is a recomputation
+/// @param tensor returns the tensor of a view
 template <class F>
 std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
   auto stack = c.arguments;
