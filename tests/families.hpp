@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Families of training graphs that grow to any size: each is hard for some method.
+/// Families of training graphs of any size. Each family is hard for some method.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@
 
 namespace remat::testing {
 
-/// A family: its problem with about as many operations.
+/// A family: makes a problem with about the given number of operations.
 struct family {
   std::string name;
   problem (*make)(std::size_t operations);
 };
 
-/// One layer after the other.
+/// One layer after another.
 inline problem deep_chain(std::size_t operations) {
   network n;
   auto x = n.input(1024);
@@ -33,7 +33,7 @@ inline problem deep_chain(std::size_t operations) {
   return std::move(n).training();
 }
 
-/// A recurrence unrolled: one weight, whose gradient is accumulated step by step.
+/// An unrolled recurrence with one weight, whose gradient is accumulated step by step.
 inline problem recurrence(std::size_t operations) {
   std::vector<value> values;
   std::vector<operation> ops;
@@ -58,7 +58,7 @@ inline problem recurrence(std::size_t operations) {
   return problem("recurrence", std::move(values), std::move(ops), {sum});
 }
 
-/// A square of operations, each of which reads what those above and on the left made.
+/// A square grid of operations; each reads the outputs of its upper and left neighbours.
 inline problem grid(std::size_t operations) {
   network n;
   const auto x = n.input(64);
@@ -73,7 +73,7 @@ inline problem grid(std::size_t operations) {
   return std::move(n).training();
 }
 
-/// A binary tree: leaves from one input, joined in pairs.
+/// A binary tree: the leaves read one input, and pairs are joined.
 inline problem tree(std::size_t operations) {
   network n;
   const auto x = n.input(64);
@@ -88,7 +88,7 @@ inline problem tree(std::size_t operations) {
   return std::move(n).training();
 }
 
-/// A chain in which every tenth layer also reads any earlier one.
+/// A chain in which every tenth layer also reads a random earlier layer.
 inline problem long_skips(std::size_t operations) {
   network n;
   std::mt19937_64 random(5);
@@ -101,10 +101,10 @@ inline problem long_skips(std::size_t operations) {
   return std::move(n).training();
 }
 
-/// Short towers beside one another, joined at their ends.
+/// Short towers side by side, joined at their ends.
 inline problem wide(std::size_t operations) { return branches(1, operations / 7, 3); }
 
-/// One layer that all others read, and one that reads all of them.
+/// One layer that all others read, and one layer that reads all others.
 inline problem star(std::size_t operations) {
   network n;
   const auto hub = n.layer({n.input(64)}, 4096, 5);
@@ -114,10 +114,10 @@ inline problem star(std::size_t operations) {
   return std::move(n).training();
 }
 
-/// Blocks in which every layer reads all layers before it.
+/// Blocks in which each layer reads all earlier layers of the block.
 inline problem dense_skips(std::size_t operations) { return dense_net(operations / 70, 8); }
 
-/// Groups of one to six chains beside one another, of one to eight layers each, one group after the other.
+/// Groups of one to six parallel chains with one to eight layers each, one group after another.
 inline problem series_parallel(std::size_t operations) {
   network n;
   std::mt19937_64 random(9);
@@ -134,7 +134,7 @@ inline problem series_parallel(std::size_t operations) {
   return std::move(n).training();
 }
 
-/// All of them.
+/// All families.
 inline std::vector<family> families() {
   return {{"deep chain", deep_chain},
           {"recurrence", recurrence},

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Demands that every public header is listed to be installed, states complexities and names the libraries that it needs, that
-solvers.hpp and the registry have every solver, and that version.hpp tells the version of the project. If REMAT_FULL is set, each
-header compiles alone, and twice.
+"""Checks the public headers. Each header must be installed, state complexities, and name the libraries that it needs. solvers.hpp
+and the registry must have every solver, and version.hpp the version of the project. If REMAT_FULL is set, each header must
+compile alone, and when it is included twice.
 
 usage: headers.py SOURCE_ROOT VERSION COMPILER FLAG... -- HEADER...
 """
@@ -16,16 +16,16 @@ import sys
 at = sys.argv.index("--")
 root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:at], sys.argv[at + 1:]
 folder = root / "include"
-#: Parts of solvers, or made of other solvers: the registry has what they make.
+#: Parts of solvers and combinations of solvers. The registry has the solvers made from them.
 COMBINE = {"solver/automatic.hpp", "solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/order_in_phases.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
 
-#: Types, concepts and texts, which do nothing.
+#: Types, concepts and texts, which have no complexity.
 NOTHING_TO_COUNT = {"core/error.hpp", "core/evaluation.hpp", "core/solver.hpp", "core/types.hpp", "graph/cost_model.hpp", "graph/dag.hpp", "io/json.hpp",
                     "report/style.hpp", "testing/archetypes.hpp", "remat.hpp", "solvers.hpp", "version.hpp"}
 
 
 def complaint(header):
-    """What the compiler says; nothing, if it is content."""
+    """The errors of the compiler; nothing if the header compiles."""
     done = subprocess.run([*command, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{folder}", "-x", "c++", "-"],
                           input=2 * f"#include <remat/{header}>\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.stdout if done.returncode else ""
@@ -36,12 +36,12 @@ failures = [f"{h}: not in include/remat/meson.build, or not there" for h in sort
 
 
 def included(*files):
-    """The headers of remat that these files include."""
+    """The headers of remat that the given files include."""
     return {name for f in files for name in re.findall(r"^#include <remat/(.*)>", f.read_text(), re.M)}
 
 
 def reached(header, seen):
-    """Every header that this one includes, of other libraries too, and what those of remat include. Adds to `seen`."""
+    """All headers that `header` includes, directly or through headers of remat. Adds them to `seen`."""
     for name in re.findall(r"^#include <(.*)>", (folder / "remat" / header).read_text(), re.M):
         if name not in seen:
             seen.add(name)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Captured networks, and budgets.
+/// Captured networks, and budgets for them.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace remat::testing {
 
-/// The problem of that name in bench/instances; compiled once, as reading it takes the compiler longer than most tests.
+/// The problem of the given name in bench/instances. Compiled once, because compiling the reader takes longer than most tests.
 problem instance(const std::string& name);
 
-/// What is held, and this share of what store-all needs above it, bytes.
+/// The held bytes, plus the given share of the bytes that store-all needs above them.
 inline bytes_t share_of_peak(const problem& p, double share) {
   return p.held_bytes() +
          static_cast<bytes_t>(share * static_cast<double>(evaluate(p, store_all_schedule(p)).peak - p.held_bytes()));
 }
 
-/// The solver's schedule with the least memory among budgets of a byte, two bytes, ...
+/// The solver's schedule at the smallest budget that it solves, trying 1 byte, 2 bytes, ...
 template <class S>
 result leanest(const problem& p, const S& s) {
   for (bytes_t budget = 1;; ++budget)

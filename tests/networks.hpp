@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Training graphs that are no chains.
+/// Training graphs that are not chains.
 #pragma once
 
 #include <utility>
@@ -10,8 +10,8 @@
 
 namespace remat::testing {
 
-/// A network of layers that read any earlier activations, and the backward of it: every layer's backward reads the gradient of
-/// its output and its inputs and adds to their gradients.
+/// A network whose layers may read any earlier activations, with its backward. The backward of a layer reads the gradient of its
+/// output and its inputs, and adds to the gradients of the inputs.
 class network {
  public:
   value_id input(bytes_t bytes) { return add(bytes, true); }
@@ -42,7 +42,7 @@ class network {
           gradient[v] = sum;
         }
       }
-      targets.push_back(add(1, false));  // of the weights
+      targets.push_back(add(1, false));  // the gradient of the weights
       back.outputs.push_back(targets.back());
       operations_.push_back(std::move(back));
       operations_.insert(operations_.end(), sums_.begin(), sums_.end());
@@ -66,7 +66,7 @@ class network {
   std::vector<one> layers_;
 };
 
-/// Encoder and decoder with a skip connection on every level.
+/// Encoder and decoder with a skip connection at each level.
 inline problem u_net(std::size_t depth, std::size_t layers) {
   network n;
   auto x = n.input(64);
@@ -86,7 +86,7 @@ inline problem u_net(std::size_t depth, std::size_t layers) {
   return std::move(n).training();
 }
 
-/// Blocks in which every layer reads all layers before it.
+/// Blocks in which each layer reads all earlier layers of the block.
 inline problem dense_net(std::size_t blocks, std::size_t layers) {
   network n;
   auto x = n.input(32);
@@ -99,7 +99,7 @@ inline problem dense_net(std::size_t blocks, std::size_t layers) {
   return std::move(n).training();
 }
 
-/// Operations that read all values before them.
+/// Operations that read all earlier values.
 inline problem uncuttable(index_t operations) {
   std::vector<value> values = {{"x", 1, true}};
   std::vector<operation> ops;
@@ -112,7 +112,7 @@ inline problem uncuttable(index_t operations) {
   return problem("uncuttable", values, ops, {operations});
 }
 
-/// Towers beside one another that are joined at their ends, several times.
+/// Parallel towers that are joined at their ends, several times in a row.
 inline problem branches(std::size_t times, std::size_t towers, std::size_t layers) {
   network n;
   auto x = n.input(16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Pebbling: problems of one byte and one second per node.
+/// Pebbling: problems with one byte and one second per node.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace remat::testing {
 
-/// One byte and one second per node, given by the operands of each; the last node is the target.
+/// One byte and one second per node. `operands` lists the inputs of each node; the last node is the target.
 inline problem pebbles(const std::vector<std::vector<value_id>>& operands) {
   const std::vector<value> values(operands.size(), value{"v", 1, false});
   std::vector<operation> operations;
@@ -17,7 +17,7 @@ inline problem pebbles(const std::vector<std::vector<value_id>>& operands) {
   return problem("pebbles", values, operations, {static_cast<index_t>(operands.size() - 1)});
 }
 
-/// Row by row from the base of w nodes.
+/// A pyramid, row by row from its base of w nodes.
 inline problem pyramid(value_id w) {
   std::vector<std::vector<value_id>> operands(w);
   index_t row = 0;
@@ -26,7 +26,7 @@ inline problem pyramid(value_id w) {
   return pebbles(operands);
 }
 
-/// Level by level from the leaves.
+/// A complete binary tree, level by level from its leaves.
 inline problem complete_binary_tree(int levels) {
   const index_t leaves = index_t{1} << (levels - 1);
   std::vector<std::vector<value_id>> operands(leaves);

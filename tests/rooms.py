@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds every include of the repository against what a room may include (docs/architecture.md).
+"""Checks every include of the repository against the rooms that may include each other (docs/architecture.md).
 
 usage: rooms.py SOURCE_ROOT
 """
@@ -20,7 +20,7 @@ MAY_INCLUDE = {
     "torch": PLANNER | {"registry", "cuda", "pytorch"}, "python": PLANNER | {"registry", "pytorch", "report"},
     "tools": PLANNER | {"registry", "report", "version.hpp"},
 }
-#: Of adapters/torch/src, by files that are private to it.
+#: The rooms of adapters/torch/src, and the rooms whose private files they may include.
 TORCH_MAY_INCLUDE = {
     "base": set(), "kernels": {"base"}, "program": {"base", "kernels"}, "capture": {"base", "device", "program"}, "device": {"base"},
     "profile": {"base", "capture", "program"}, "plan": {"base", "profile", "program"}, "run": {"base", "device", "plan", "program"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// How often tests of random problems repeat, and how long rows are.
+/// Numbers of rounds in tests of random problems, and lengths of long chains.
 #pragma once
 
 #ifndef REMAT_PART_OF_ROUNDS
@@ -9,7 +9,7 @@
 
 namespace remat::testing {
 
-/// All rounds, or a whole row; under sanitizers, which make them take minutes, a part: all has run without.
+/// All rounds, or the whole chain. Under sanitizers, where the tests would take minutes, only a part.
 constexpr int shortened(int rounds) { return rounds / REMAT_PART_OF_ROUNDS; }
 
 }  // namespace remat::testing

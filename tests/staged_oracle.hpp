@@ -13,11 +13,11 @@
 
 namespace remat::testing {
 
-/// Walks through all staged schedules: stage t goes through the needed operations 0..t in order, may compute each but must
-/// compute t, and may drop any value at any time. A state is (stage, next operation, values on the device).
-/// @param p            a problem with at most some 14 values
+/// Walks through all staged schedules. Stage t goes through the needed operations 0..t in order. It may compute each of them,
+/// must compute t, and may drop any value at any time. A state is (stage, next operation, values on the device).
+/// @param p            a problem with at most about 14 values
 /// @param budget       bytes
-/// @param extra_stages stages without an operation of their own before each but the first
+/// @param extra_stages extra stages, without an operation of their own, before each stage but the first
 /// @param last_stage   one more such stage at the end
 /// @return the least time, s, or nothing if no staged schedule fits
 /// Complexity: O(operations^2 2^values values).

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Random problems on several tiers. For random schedules of them: `tiers_walk.hpp`.
+/// Random problems on several tiers. `tiers_walk.hpp` makes random schedules for them.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace remat::testing {
 inline constexpr tier_id device = device_tier, host = 1, disk = 2;
 inline const limits no_hurry{.seconds = std::numeric_limits<double>::infinity()};
 
-/// A step whose optimizer runs on the host, in place: w starts and ends there.
+/// A step whose optimizer runs on the host, in place: the weight w starts and ends on the host.
 struct step_parts {
   std::vector<value> values = {{.name = "w", .bytes = 10, .starts = host}, {"g", 10}, {.name = "w'", .bytes = 10, .ends = host}};
   std::vector<operation> operations = {
@@ -56,7 +56,7 @@ auto& pick(std::mt19937_64& g, List& list) {
   return list[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(list.size()) - 1))];
 }
 
-/// What `evaluate` says, or nothing if the schedule is not valid.
+/// The result of `evaluate`, or nothing if the schedule is invalid.
 inline std::optional<evaluation> evaluated(const problem& p, const schedule& s) {
   try {
     return evaluate(p, s);
@@ -65,7 +65,7 @@ inline std::optional<evaluation> evaluated(const problem& p, const schedule& s) 
   }
 }
 
-/// The same with other budgets of its tiers.
+/// The problem with other budgets of its tiers.
 inline problem with_budgets(const problem& p, const std::vector<std::optional<bytes_t>>& budgets) {
   auto tiers = p.tiers();
   for (std::size_t t = 0; t < tiers.size(); ++t) tiers[t].budget = budgets[t];
@@ -75,8 +75,8 @@ inline problem with_budgets(const problem& p, const std::vector<std::optional<by
       p.next()};
 }
 
-/// The same with a budget for each tier but the device, perhaps.
-/// @param percent of being limited
+/// The problem with random budgets of its tiers other than the device.
+/// @param percent the chance that a tier has a budget
 inline problem with_some_budgets(std::mt19937_64& g, const problem& p, int percent, bytes_t least, bytes_t most) {
   std::vector<std::optional<bytes_t>> budgets(p.tiers().size());
   for (std::size_t t = 1; t < budgets.size(); ++t)
@@ -84,7 +84,7 @@ inline problem with_some_budgets(std::mt19937_64& g, const problem& p, int perce
   return with_budgets(p, budgets);
 }
 
-/// Is the budget of any tier limited?
+/// Whether any tier has a budget.
 inline bool limited(const problem& p) {
   return std::any_of(p.tiers().begin(), p.tiers().end(), [](const tier& t) { return t.budget.has_value(); });
 }
@@ -105,7 +105,7 @@ inline memory_system random_system(std::mt19937_64& g, bool short_form) {
   return system;
 }
 
-/// A problem that uses what several tiers allow: starts and ends elsewhere, operations elsewhere and in place, a next step.
+/// A problem with features of several tiers: starts and ends on other tiers, operations on other tiers and in place, a next step.
 inline problem random_tiers_problem(std::mt19937_64& g) {
   const auto p =
       random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 7)), .sources = 3, .held = 25, .once = 8});
@@ -150,16 +150,16 @@ inline problem random_tiers_problem(std::mt19937_64& g) {
   return {"tiers", values, operations, p.targets(), copies, std::nullopt, system, next};
 }
 
-/// What `random_step` draws.
+/// Options of `random_step`.
 struct step_shape {
   std::size_t layers = 4;
   bool cyclic = true;
-  int host_optimizer = 50;  ///< in %, of a layer's update to run on the host
-  int disk = 0;             ///< in %, of what starts elsewhere to start on a disk; 0: there is none
+  int host_optimizer = 50;  ///< in %: the chance that the update of a layer runs on the host
+  int disk = 0;             ///< in %: the chance that a source off the device starts on a disk; 0: no disk
 };
 
-/// A training step of a chain of layers whose weights and optimizer states start on either tier or anywhere, and whose updates
-/// run on either, in place or not, one by one or after a norm of all gradients.
+/// A training step of a chain of layers. Weights and optimizer states start on either tier or anywhere. Updates run on either
+/// tier, in place or not, one by one or after a norm of all gradients.
 inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
   std::vector<value> values;
   std::vector<operation> forward, backward, updates;
@@ -259,7 +259,7 @@ inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
   return {"step", values, operations, targets, std::nullopt, std::nullopt, system, next};
 }
 
-/// A random problem on several tiers that can be planned: a training step, or any.
+/// A random problem on several tiers that can be planned: a training step, or any problem.
 inline problem plannable_problem(std::mt19937_64& g, bool step) {
   for (;;) {
     auto p = step ? random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 4)),

@@ -15,7 +15,7 @@
 
 namespace remat::testing {
 
-/// Takes steps that are mostly allowed, computes everything once at least, and tries to end as the problem says.
+/// A random walk that mostly takes allowed steps, computes everything at least once, and tries to end as the problem demands.
 class tiers_walk {
  public:
   tiers_walk(std::mt19937_64& g, const problem& p)
@@ -51,7 +51,7 @@ class tiers_walk {
     for (auto v : op.outputs) on_[v].insert(op.on);
   }
 
-  /// Puts `v` on `t`, by copies or by computing it, where that goes.
+  /// Brings `v` to `t` by copies or by computing it, if possible.
   void bring(value_id v, tier_id t, int depth) {
     if (on_[v].contains(t) || depth > 6) return;
     for (const auto& l : p_.links())
@@ -97,7 +97,7 @@ class tiers_walk {
 
   void finish() {
     if (!p_.next().empty())
-      for (value_id v = 0; v < homes_.size(); ++v)  // sources that stay, before what they need is dropped
+      for (value_id v = 0; v < homes_.size(); ++v)  // sources that stay come back before their inputs are dropped
         if (homes_[v] != any_tier && !successor(v)) bring(v, homes_[v], 0);
     for (auto v : p_.targets()) {
       auto t = p_.values()[v].ends;
@@ -129,7 +129,7 @@ class tiers_walk {
   std::vector<bool> has_run_;
 };
 
-/// Breaks a schedule, probably: a step or a start removed, added, changed or moved.
+/// Makes a schedule probably invalid: removes, adds, changes or moves a step or a start.
 inline void break_tiers(std::mt19937_64& g, const problem& p, schedule& s) {
   const auto some_tier = [&] { return tier_id(uniform(g, 0, static_cast<std::int64_t>(p.tiers().size()) - 1)); };
   const auto value = [&] { return static_cast<index_t>(uniform(g, 0, static_cast<std::int64_t>(p.values().size()))); };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `checkmate` must do with any backend; each adapter's tests call this.
+// Checks of `checkmate` with any MILP backend. The tests of each adapter call them.
 #include "checks.hpp"
 
 #include <catch2/catch.hpp>
@@ -27,8 +27,8 @@ namespace {
 using exact = checkmate<milp::any_backend>;
 using rounding = checkmate_rounding<milp::any_backend>;
 
-/// A random problem and a budget that makes recomputation worthwhile: at least what no search rules out, below what the needed
-/// operations take without any.
+/// A random problem and a budget that makes recomputation worthwhile: no less than the bounds without search, and less than the
+/// peak of the needed operations in order.
 struct tight_case {
   problem p;
   bytes_t budget;
@@ -317,7 +317,7 @@ void check_rounding(const milp::any_backend& library, std::uint64_t seed, int co
       if (x.found()) CHECK(x.seconds >= *any - 1e-9);
       if (staged) CHECK(x.scope_bound <= *staged * (1 + 1e-6));
     }
-    CHECK(two.scope_bound <= r.scope_bound * (1 + 1e-6));  // the strong form has the stronger relaxation
+    CHECK(two.scope_bound <= r.scope_bound * (1 + 1e-6));  // the strong form has the tighter relaxation
     all += any.has_value();
     best += r.found() && r.seconds <= *any * 1.02;
     published += two.found() && two.seconds <= *any * 1.02;
@@ -350,7 +350,7 @@ void check_edges(const milp::any_backend& library) {
     CHECK(solve(only_held, 9, method).status == status::infeasible);
   }
   {
-    // The second operation is not needed and must not run, although its output would not fit.
+    // The target does not need the second operation, which must not run: its output exceeds the budget.
     const problem p("", {{"a", 1, false}, {"b", 1, false}, {"huge", 100, false}}, {{"f", {0}, {1}, 1}, {"g", {1}, {2}, 1}}, {1});
     const auto r = solve(p, 2, method);
     CHECK(r.status == status::optimal);
@@ -363,7 +363,7 @@ void check_edges(const milp::any_backend& library) {
     o.start = without.schedule;
     o.restricted_first = false;
     CHECK(solve(p, 5, exact(o, library), {.gap = 0}).seconds == without.seconds);
-    o.start->compute(0);  // not staged: a cutoff only
+    o.start->compute(0);  // valid but not staged: serves as a cutoff only
     o.start->drop(0);
     CHECK(solve(p, 5, exact(o, library), {.gap = 0}).seconds == without.seconds);
     o.start->drop(0);  // not even valid: ignored

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hierarchical ILP against exhaustive search, for any MILP backend.
+// The hierarchical ILP against exhaustive search, with any MILP backend.
 #include "checks.hpp"
 
 #include <catch2/catch.hpp>
@@ -38,7 +38,7 @@ bytes_t between(const problem& p, double share) {
   return least + static_cast<bytes_t>(share * static_cast<double>(all - least));
 }
 
-/// What the ILP finds for a level: the objective, and the time of the schedule, which leaves out what nobody reads.
+/// Answer of the ILP for one level: the objective, and the time of the schedule, which leaves out operations that nothing reads.
 struct joined {
   double objective, seconds;
 };
@@ -135,7 +135,7 @@ void check_hilp_of_parts(const milp::any_backend& library, std::uint64_t seed, i
     }
   }
   CHECK(found_any > rounds / 2);
-  CHECK(faster > 0);  // options are mixed, and forwards save nothing
+  CHECK(faster > 0);  // schedules switch between options of a part, and forwards save nothing
   CHECK(slower > 0);  // the parts cost something
 }
 
@@ -144,7 +144,7 @@ void check_hiremate(const milp::any_backend& library) {
   const method tiny({.cut = {.size = 3, .most = 6}, .leaf_operations = 4, .saved = 2, .peaks = 2}, library, store_all());
   for (const auto& failure : check_solver(tiny, {.rounds = 15})) FAIL_CHECK(failure);
 
-  // One part that Inner solves: its optimum.
+  // A single part, which the inner solver solves: the time is the optimum.
   std::mt19937_64 g(5);
   for (int round = 0; round < 10; ++round) {
     const auto p = random_problem(g, {.operations = 7});
@@ -155,7 +155,7 @@ void check_hiremate(const milp::any_backend& library) {
     if (r.found()) REQUIRE(r.seconds == Approx(whole.seconds));
   }
 
-  // The same cost as the chain of parts makes, or less, where both have the same options of the same parts.
+  // A network with larger parts, with an exact solver for the parts.
   const auto p = transformer_training_graph(3);
   const auto budget = between(p, 0.6);
   const auto r = solve(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `multi_cut_bound` and `moments` must do with any backend; each adapter's tests call this.
+// Checks of `multi_cut_bound` and `moments` with any MILP backend. The tests of each adapter call them.
 #include "checks.hpp"
 
 #include <catch2/catch.hpp>
@@ -28,7 +28,7 @@ namespace {
 
 using method_of_moments = moments<milp::any_backend>;
 
-/// Bounds of one model with the moments given: of its relaxation and of the MILP; infinity if there is no solution.
+/// Bounds of the model with the given moments: by its relaxation and by the MILP; infinity if there is no solution.
 struct moment_optimum {
   double relaxed, integer;
 };
@@ -43,7 +43,7 @@ moment_optimum solve_moments(const milp::any_backend& library, const problem& p,
   return {solve(form.relaxation()), solve(form.model())};
 }
 
-/// Some operations on a path, each an ancestor of the next.
+/// Random operations on one path, each an ancestor of the next.
 std::vector<operation_id> random_moments(const problem& p, std::mt19937_64& g, int percent) {
   std::vector<operation_id> moments;
   const auto needed = needed_operations(p);
@@ -61,8 +61,8 @@ std::vector<operation_id> random_moments(const problem& p, std::mt19937_64& g, i
   return moments;
 }
 
-/// Notes the columns of each model, those of relaxations as negative numbers, and has the search stop after some models. A
-/// relaxation takes a while, so that a search that looks at its limit goes another way; branch and bound ends at once without an
+/// Records the number of columns of each model (negative for a relaxation), and stops the search after some models. A relaxation
+/// takes a while, so that a search that looks at its time limit would take another path. Branch and bound ends at once without an
 /// answer.
 struct noting_backend {
   milp::any_backend library;
@@ -114,7 +114,7 @@ void check_moment_forms(const milp::any_backend& library, std::uint64_t seed, in
     infeasible += std::isinf(bound.integer);
     tight += std::abs(bound.integer - best) < slack;
     if (moments.empty()) continue;
-    // With all windows and rows, one moment more does not weaken the relaxation; without the long ones it may.
+    // With all windows and rows, one more moment never weakens the relaxation. Without the long windows it may.
     const bound::multi_cut_options full{.light = 0, .reach = 99}, few{.light = 0, .reach = 1};
     auto rest = moments;
     rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(rest.size() / 2));
@@ -156,7 +156,7 @@ void check_moment_orders(const milp::any_backend& library, std::uint64_t seed, i
     const auto best = measure_order(p, *known.order).seconds;
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     const auto slack = 1e-6 * p.total_seconds();
-    // Some operations in the order of their first runs in a fastest schedule.
+    // Random operations in the order of their first runs in a fastest schedule.
     std::vector<operation_id> moments;
     std::vector<bool> has_run(p.operations().size(), false);
     for (auto o : *known.order) {
@@ -168,7 +168,7 @@ void check_moment_orders(const milp::any_backend& library, std::uint64_t seed, i
     REQUIRE(bound.integer <= best + slack);
     ++compared;
     several += !std::is_sorted(moments.begin(), moments.end());
-    // All orders: the search.
+    // The search over all orders.
     monitor m;
     const auto proven = bound::multi_cut_bound(p, budget, m, {}, library).seconds;
     REQUIRE(proven <= best + slack);
@@ -183,8 +183,9 @@ void check_moment_orders(const milp::any_backend& library, std::uint64_t seed, i
 }
 
 void check_order_of_moments(const milp::any_backend& library) {
-  // A loss and its gradient fill the budget, so that the forward runs again; the gradient of the last weights, which reads the
-  // large gradient too, may run before or after the rest of the backward. Either way little of the forward is there meanwhile.
+  // The loss and its gradient fill the budget, so the forward must run again. The last weight gradient also reads the large
+  // gradient, and may run before or after the rest of the backward. Either way, little of the forward is on the device at that
+  // time.
   const std::size_t layers = 5;
   std::vector<value> values = {{"x", 1, true}};
   std::vector<operation> operations;

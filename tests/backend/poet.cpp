@@ -28,8 +28,8 @@
 namespace remat::testing {
 namespace {
 
-/// What is where within a stage, and for how much longer the streams and the copies of the values on the device are busy, in
-/// ticks.
+/// State within a stage: the place of each value, and the ticks for which the streams and the copies of values on the device
+/// remain busy.
 struct staged_place {
   std::uint32_t device = 0, host = 0;
   std::int64_t to_host = 0, to_device = 0;
@@ -38,7 +38,7 @@ struct staged_place {
   bool begun = false;                 ///< something has been computed in this stage
   auto operator<=>(const staged_place&) const = default;
 
-  /// `ticks` later.
+  /// Advances the time by `ticks`.
   void pass(std::int64_t ticks) {
     const auto shorten = [&](std::int64_t& t) { t = std::max<std::int64_t>(0, t - ticks); };
     shorten(to_host);
@@ -48,10 +48,10 @@ struct staged_place {
   }
 };
 
-/// The least time of the schedules that poet's bound speaks of, by Dijkstra's algorithm: stage after stage, one needed operation
-/// each and one more at the end, copies to the device first, drops after the computation that reads or makes the value or at the
-/// end of a stage.
-/// @return s, infinity if there is none; nothing if there are more than `most` states
+/// The least time of the schedules in the scope of poet's bound, by Dijkstra's algorithm. There is one stage for each needed
+/// operation and one more at the end. Copies to the device come first in a stage. A drop follows the computation that reads or
+/// makes the value, or ends the stage.
+/// @return s; infinity if there is no schedule; nothing if there are more than `most` states
 std::optional<double> staged_optimum_with_copies(const problem& p, bytes_t budget, std::size_t most) {
   const auto nv = p.values().size();
   const auto needed = needed_operations(p);

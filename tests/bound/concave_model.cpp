@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The maximum of the least of linear functions, against all corners and against random points.
+// The maximum of the minimum of linear functions, against all corners and against random points.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ double least_of(const std::vector<line>& functions, const point& x) {
   return least;
 }
 
-/// The least of the functions over [0, 1] is largest at an end, or where two of them meet.
+/// The minimum of the functions over [0, 1] is largest at an end, or where two functions intersect.
 double most_on_a_line(const std::vector<line>& functions) {
   std::vector<double> corners = {0, 1};
   for (const auto& f : functions)
@@ -45,9 +45,9 @@ double most_on_a_line(const std::vector<line>& functions) {
 
 }  // namespace
 
-TEST_CASE("one dimension: as of all corners, after each function") {
+TEST_CASE("concave_model in one dimension: the maximum is that of the best corner after each added function") {
   std::mt19937_64 g(1);
-  std::uniform_int_distribution<int> number(-4, 4);  // many are equal: degenerate
+  std::uniform_int_distribution<int> number(-4, 4);  // many functions are equal: degenerate
   for (int round = 0; round < 5000; ++round) {
     concave_model m({1});
     std::vector<line> functions;
@@ -64,7 +64,7 @@ TEST_CASE("one dimension: as of all corners, after each function") {
   }
 }
 
-TEST_CASE("seven dimensions: reached in the polytope, and by no random point exceeded") {
+TEST_CASE("concave_model in seven dimensions: a point of the polytope attains the maximum, and no random point exceeds it") {
   std::mt19937_64 g(2);
   std::uniform_int_distribution<int> number(-3, 3);
   std::uniform_real_distribution<double> real(0, 1);
@@ -88,7 +88,7 @@ TEST_CASE("seven dimensions: reached in the polytope, and by no random point exc
       REQUIRE(at[i] >= -1e-9);
       REQUIRE(at[i] <= (i == 0 ? 2 : 1) + 1e-9);
     }
-    for (int k = 0; k < 300; ++k) {  // points on the way from the maximum to any other point of the polytope
+    for (int k = 0; k < 300; ++k) {  // points between the maximum and random points of the polytope
       point x{};
       for (auto& c : x) c = real(g);
       x[0] *= 2;

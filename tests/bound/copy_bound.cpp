@@ -21,7 +21,7 @@ using remat::testing::uniform;
 
 namespace {
 
-/// @param fixed values of which every `fixed`-th may not be copied; 0: none
+/// @param fixed every `fixed`-th value may not be copied; 0: all values may be copied
 problem copied_by(const problem& p, remat::copy_rates link, std::size_t fixed = 0) {
   auto values = p.values();
   for (std::size_t v = 0; fixed > 0 && v < values.size(); ++v) values[v].movable = v % fixed != 0;
@@ -30,7 +30,7 @@ problem copied_by(const problem& p, remat::copy_rates link, std::size_t fixed = 
 
 }  // namespace
 
-TEST_CASE("copy_bound: never above the optimum") {
+TEST_CASE("copy_bound is never above the optimum") {
   std::mt19937_64 g(8);
   int compared = 0, slower = 0;
   double covered = 0;
@@ -62,7 +62,7 @@ TEST_CASE("copy_bound: never above the optimum") {
   CHECK(covered > 0.01 * slower);
 }
 
-TEST_CASE("copy_bound: without a link it is that of recomputation, with a fast one that of store-all") {
+TEST_CASE("copy_bound with a slow link equals min_cut_bound, with a fast link the time of store-all") {
   for (const std::size_t layers : {2u, 5u}) {
     const auto p = remat::testing::transformer_training_graph(layers);
     for (const double part : {0.9, 0.75, 0.6}) {
@@ -73,7 +73,7 @@ TEST_CASE("copy_bound: without a link it is that of recomputation, with a fast o
       CHECK(remat::bound::copy_bound(copied_by(p, {1e-3, 1e-3, 0}), budget) == Approx(alone).epsilon(2e-3));
       CHECK(remat::bound::copy_bound(copied_by(p, {1e12, 1e12, 0}), budget) == Approx(p.total_seconds()));
       double before = alone * (1 + 1e-3);
-      for (const double seconds : {8.0, 4.0, 2.0, 1.0, 0.5}) {  // for what is over the budget, out and back, in store-all's
+      for (const double seconds : {8.0, 4.0, 2.0, 1.0, 0.5}) {  // to copy the excess out and back, relative to store-all
         const double rate = 2 * static_cast<double>(share_of_peak(p, 1) - budget) / (seconds * p.total_seconds());
         const double now = remat::bound::copy_bound(copied_by(p, {rate, rate, 0}), budget);
         CHECK(now <= before * (1 + 1e-3));
@@ -83,8 +83,8 @@ TEST_CASE("copy_bound: without a link it is that of recomputation, with a fast o
   }
 }
 
-TEST_CASE("copy_bound: a value that may only be copied") {
-  // a is out of the way for c only if it is copied, out while b runs and in while d runs: 12 s each
+TEST_CASE("copy_bound proves the time of copying a value that cannot be recomputed") {
+  // a must leave the device for c, and only a copy can bring it back: out while b runs, in while d runs, 12 s each
   const problem p(
       "detour", {{"a", 4}, {"b", 2}, {"c", 3}, {"d", 2}, {"e", 1}},
       {{"a", {}, {0}, 1, 0, true}, {"b", {0}, {1}, 5}, {"c", {1}, {2}, 3, 4}, {"d", {2}, {3}, 2}, {"e", {0, 3}, {4}, 1}}, {4},
@@ -95,7 +95,7 @@ TEST_CASE("copy_bound: a value that may only be copied") {
   CHECK(std::isinf(remat::bound::min_cut_bound(p, 8).seconds));
 }
 
-TEST_CASE("copy_bound: a moment may prove most before which less is needed than before hundreds of others") {
+TEST_CASE("copy_bound finds the best moment even if hundreds of other moments need more memory") {
   const auto plain = remat::testing::instance("resnet50");
   const double rate = 2 * static_cast<double>(share_of_peak(plain, 1) - plain.held_bytes()) / plain.total_seconds();
   const auto p = copied_by(plain, {rate, rate, 1e-5});
@@ -106,7 +106,7 @@ TEST_CASE("copy_bound: a moment may prove most before which less is needed than 
   CHECK(remat::bound::copy_bound(p, budget, {.moments = 1, .refined = 1, .cuts = 1}) <= most);
 }
 
-TEST_CASE("copy_bound: options out of range are named") {
+TEST_CASE("copy_bound names options that are out of range") {
   const problem p("one", {{"a", 1}}, {{"a", {}, {0}, 1}}, {0}, remat::copy_rates{1, 1, 0});
   CHECK_THROWS_WITH(remat::bound::copy_bound(p, 9, {.moments = 0}), Catch::Contains("moments"));
   CHECK_THROWS_WITH(remat::bound::copy_bound(p, 9, {.refined = 0}), Catch::Contains("refined"));

@@ -14,8 +14,9 @@
 using namespace remat;
 using namespace remat::testing;
 
-TEST_CASE("targets that are there when the others are made for the last time") {
-  // Two targets of 10 bytes, made from a value of 6 and from one of 2: the former first, then 10 + 10 + 2 bytes.
+TEST_CASE("last_runs_bound counts targets that are on the device when the others run for the last time") {
+  // Two targets of 10 bytes, made from a value of 6 bytes and from a value of 2 bytes. The first target first, then 10 + 10 + 2
+  // bytes.
   const problem p("p", {{"x", 1, true}, {"a", 6}, {"b", 2}, {"s", 10}, {"t", 10}},
                   {{"a", {0}, {1}, 1}, {"b", {0}, {2}, 1}, {"s", {1}, {3}, 1}, {"t", {2}, {4}, 1}}, {3, 4});
   CHECK(bound::last_runs_bound(p) == 23);
@@ -33,7 +34,7 @@ TEST_CASE("targets that are there when the others are made for the last time") {
   CHECK(tight > 100);
 }
 
-TEST_CASE("an output in the place of an input counts once in a working set") {
+TEST_CASE("an output that overwrites an input counts once in a working set") {
   const problem p("p", {{"x", 7, true}, {"w", 30}, {"g", 5}, {"w'", 30}},
                   {{.name = "w", .inputs = {0}, .outputs = {1}, .seconds = 1},
                    {.name = "g", .inputs = {1}, .outputs = {2}, .seconds = 1},
@@ -45,13 +46,13 @@ TEST_CASE("an output in the place of an input counts once in a working set") {
   CHECK(evaluate(p, s).peak == 7 + 30 + 5);
 }
 
-TEST_CASE("what is there when the last of the large operations runs for the last time") {
-  // The targets s and t, the latter by way of a, are made from w, which is large: s and a run beside it, in either order.
+TEST_CASE("last_large_run_bound counts values on the device when the last large operation runs for the last time") {
+  // The targets s and t (t by way of a) are made from the large value w. s and a run while w is there, in either order.
   const problem p("p", {{"x", 1, true}, {"w", 30}, {"s", 10}, {"a", 4}, {"t", 10}},
                   {{"w", {0}, {1}, 1}, {"s", {1}, {2}, 1}, {"a", {1}, {3}, 1}, {"t", {3}, {4}, 1}}, {2, 4});
   CHECK(bound::last_run_cut(p).working_set(1) == 41);
   CHECK(bound::last_large_run_bound(p) ==
-        45);  // while the second of them runs, the result of the first is there: 1 + 30 + 10 + 4
+        45);  // while the second of them runs, the result of the first is on the device: 1 + 30 + 10 + 4
   CHECK(exhaustive_optimum(p, 45));
   CHECK_FALSE(exhaustive_optimum(p, 44));
   CHECK(bound::last_large_run_bound(p, 50) == 50);
@@ -74,12 +75,12 @@ TEST_CASE("what is there when the last of the large operations runs for the last
   CHECK(higher > 50);
 }
 
-TEST_CASE("memory bounds of large graphs do not lay out their network when they are to stop") {
+TEST_CASE("memory bounds of large graphs stop before and while they build their network") {
   const auto p = training_chain(std::vector<layer>(40'000));
   int polls = 0;
   CHECK(bound::last_large_run_bound(p, 7, [&] { return ++polls == 1; }) == 7);
   CHECK(polls == 1);
-  CHECK(bound::last_large_run_bound(p, 7, [&] { return ++polls == 3; }) == 7);  // while it is made
+  CHECK(bound::last_large_run_bound(p, 7, [&] { return ++polls == 3; }) == 7);  // stops while the network is built
   CHECK(polls == 3);
   CHECK_THROWS_AS(bound::last_run_cut(p, [] { return true; }), bound::interrupted);
 }

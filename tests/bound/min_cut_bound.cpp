@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lower bound against exhaustive search and against known values on captured networks.
+// The lower bound against exhaustive search, and against known values on captured networks.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -22,7 +22,7 @@ struct tally {
   double extra = 0, optimal_extra = 0;
 };
 
-/// Compares bound and optimum from the peak of store-all downwards until nothing fits.
+/// Compares bound and optimum at budgets from the peak of store-all downwards, until no schedule fits.
 void compare(const problem& p, bytes_t step, tally& t) {
   const auto all = evaluate(p, store_all_schedule(p));
   for (auto budget = all.peak;; budget -= step) {
@@ -45,7 +45,7 @@ void compare(const problem& p, bytes_t step, tally& t) {
 
 }  // namespace
 
-TEST_CASE("the bound is never above the optimum of random problems") {
+TEST_CASE("min_cut_bound is never above the optimum of random problems") {
   std::mt19937_64 g(7);
   tally t;
   for (int round = 0; round < 1000; ++round)
@@ -55,7 +55,7 @@ TEST_CASE("the bound is never above the optimum of random problems") {
   CHECK(t.extra > 0.2 * t.optimal_extra);
 }
 
-TEST_CASE("the bound is never above the optimum of training chains") {
+TEST_CASE("min_cut_bound is never above the optimum of training chains") {
   std::mt19937_64 g(8);
   tally t;
   for (int round = 0; round < 40; ++round) compare(random_training_chain(g, 3), 2, t);
@@ -64,7 +64,7 @@ TEST_CASE("the bound is never above the optimum of training chains") {
   CHECK(t.extra > 0.4 * t.optimal_extra);
 }
 
-TEST_CASE("the bound is never above the optimum where costs are the smallest numbers that there are") {
+TEST_CASE("min_cut_bound is never above the optimum if costs are denormal numbers") {
   std::mt19937_64 g(9);
   int extra = 0;
   for (int round = 0; round < 300; ++round) {
@@ -83,7 +83,7 @@ TEST_CASE("the bound is never above the optimum where costs are the smallest num
   CHECK(extra > 50);
 }
 
-TEST_CASE("once-only operations force their values to be retained") {
+TEST_CASE("min_cut_bound: the value of a once-only operation must be retained") {
   // big -> (small) -> loss; the backward reads big again.
   for (bool once : {false, true}) {
     const problem p("p", {{"x", 1, true}, {"big", 10, false}, {"small", 1, false}, {"loss", 10, false}, {"out", 1, false}},
@@ -95,15 +95,15 @@ TEST_CASE("once-only operations force their values to be retained") {
   }
 }
 
-TEST_CASE("no bound beyond the trivial one where copies are allowed") {
+TEST_CASE("min_cut_bound is the trivial bound if copies are allowed") {
   const auto chain = unit_training_chain(6);
   const problem p("p", chain.values(), chain.operations(), chain.targets(), copy_rates{1, 1, 0});
   CHECK(bound::min_cut_bound(chain, 5).seconds > 13);
   CHECK(bound::min_cut_bound(p, 5).seconds == 13);
 }
 
-TEST_CASE("captured networks") {
-  // Extra time in % of store-all at 0.8, 0.6, 0.5 and 0.4 of its peak above what is held.
+TEST_CASE("min_cut_bound keeps its known values on captured networks") {
+  // Extra time in % of store-all, at budgets of 0.8, 0.6, 0.5 and 0.4 of the peak of store-all above the held bytes.
   struct row {
     const char* name;
     double extra[4];
@@ -124,13 +124,13 @@ TEST_CASE("captured networks") {
   }
 }
 
-TEST_CASE("options out of range are refused") {
+TEST_CASE("min_cut_bound names options that are out of range") {
   const auto p = unit_training_chain(3);
   CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));
   CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.refined = 0}), Catch::Contains("refined"));
 }
 
-TEST_CASE("capacities of two hundred large once-only values do not overflow, and a bound stays below its schedules") {
+TEST_CASE("capacities of two hundred large once-only values do not overflow, and the bound stays below all schedules") {
   constexpr index_t n = 200;
   std::vector<value> values = {{"s", 8}};
   std::vector<operation> ops = {{"s", {}, {0}, 3}};
@@ -147,16 +147,16 @@ TEST_CASE("capacities of two hundred large once-only values do not overflow, and
   const problem p("large", values, ops, {n + 3});
   bound::retention_cut cut(p, needed_operations(p), operation_id(n + 2));
   const auto list = cut.breakpoints(16);
-  REQUIRE(list.size() == 2);  // with the first value, or without
+  REQUIRE(list.size() == 2);  // with the first value, or without it
   CHECK(list[0].bytes - list[1].bytes == 8);
   CHECK(list[1].seconds == 3);
   CHECK(cut.minimum(1e-20).seconds == 0);
-  const auto c = cut.minimum(1);  // a price at which capacities are a multiple of all costs together
+  const auto c = cut.minimum(1);  // a price at which the capacities are a multiple of the sum of all costs
   CHECK(c.seconds == 3);
   CHECK(c.error >= 0);
 }
 
-TEST_CASE("cuts end when they are told to") {
+TEST_CASE("minimum cuts stop when they are interrupted") {
   std::size_t polls = 0;
   const auto p = testing::unit_training_chain(3000);
   const auto needed = needed_operations(p);

@@ -20,7 +20,7 @@ using namespace remat::testing;
 
 namespace {
 
-/// The least time of `persistent_table` with `inputs_only` for links i to j in m bytes, straight from its formula.
+/// The least time of `persistent_table` with `inputs_only` for links i to j in m bytes, evaluated directly from its recurrence.
 double least(const chain::heterogeneous_chain& c, std::size_t i, std::size_t j, bytes_t m) {
   const double never = std::numeric_limits<double>::infinity();
   const auto& links = c.links;
@@ -45,7 +45,7 @@ double least(const chain::heterogeneous_chain& c, std::size_t i, std::size_t j, 
 
 }  // namespace
 
-TEST_CASE("revolve_forwards is the recursion of Griewank and Walther") {
+TEST_CASE("revolve_forwards equals the recursion of Griewank and Walther") {
   constexpr std::size_t most = 80;
   std::vector<std::vector<std::uint64_t>> t(most + 1, std::vector<std::uint64_t>(12, 0));
   for (std::size_t l = 2; l <= most; ++l)
@@ -66,7 +66,7 @@ TEST_CASE("revolve_forwards is the recursion of Griewank and Walther") {
   CHECK_THROWS_WITH(chain::revolve_forwards(1, 0), Catch::Contains("slots must be >= 1, got 0"));
 }
 
-TEST_CASE("schedules take as many steps as the closed form says, in as many slots, however long") {
+TEST_CASE("binomial schedules have the steps and slots of the closed form, for chains of any length") {
   for (const auto& [links, slots] : {std::pair{1u, 1u},
                                      {2u, 1u},
                                      {7u, 2u},
@@ -81,7 +81,7 @@ TEST_CASE("schedules take as many steps as the closed form says, in as many slot
                                      {200'000u, 20u}}) {
     INFO(links << " links, " << slots << " slots");
     const auto steps = chain::revolve_schedule(links, slots);
-    // Backwards: state i is wanted from where it is made, or the beginning for state 0, to its last use before that.
+    // From the end: state i is wanted from the step that makes it (the beginning for state 0) to its last use.
     std::vector<bool> wanted(links + 1, false);
     std::size_t live = 0, most = 0, checkpoints = 0, next = 0;
     const auto set = [&](std::size_t state, bool to) {
@@ -92,7 +92,7 @@ TEST_CASE("schedules take as many steps as the closed form says, in as many slot
     for (auto k = steps.size(); k-- > 0;) {
       const auto& s = steps[k];
       switch (s.what) {
-        case chain::chain_step::kind::backward:  // the last one first
+        case chain::chain_step::kind::backward:  // the last link first
           valid = valid && s.link == next++ && k > 0 &&
                   steps[k - 1] == chain::chain_step{chain::chain_step::kind::forward, s.link, 0};
           break;
@@ -113,12 +113,12 @@ TEST_CASE("schedules take as many steps as the closed form says, in as many slot
     CHECK(live == 1);
     CHECK(wanted[0]);
     CHECK(checkpoints == chain::revolve_forwards(links, slots));
-    CHECK(most <= slots + 1);  // and the state that is being moved
+    CHECK(most <= slots + 1);  // one more: the state that is being moved
   }
   CHECK_THROWS_WITH(chain::revolve_schedule(3, 0), Catch::Contains("slots"));
 }
 
-TEST_CASE("the table of unequal links is its formula, and its schedules keep what it promises") {
+TEST_CASE("the table for unequal links equals its recurrence, and its schedules keep their time and memory") {
   std::mt19937_64 g(43);
   int points = 0;
   for (int round = 0; round < 60; ++round) {
@@ -151,7 +151,7 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
   CHECK(points > 100);
 }
 
-TEST_CASE("a table may be stopped, and be too small for anything") {
+TEST_CASE("an interrupted table, a table with too few bytes and a table without links have no points") {
   const auto p = unit_training_chain(9);
   const hierarchy::saved_parts parts(p, structure::find_partition(p, {.size = 1, .interface = 1}));
   const auto& joint = parts.chain();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dynamic program over chains with copies against the enumeration of all that it may choose, each followed in time.
+// The dynamic program over chains with copies, against the enumeration of all its choices. Each choice is simulated in time.
 #include <catch2/catch.hpp>
 
 #include <limits>
@@ -36,14 +36,14 @@ chain::heterogeneous_chain chain_to_copy(std::mt19937_64& g, std::size_t links, 
   return c;
 }
 
-/// A queue of bytes that drain at a rate, and the clock.
+/// A queue of bytes that drains at a fixed rate, with a clock.
 struct stream {
   double rate, waiting = 0, now = 0;
   void pass(double seconds) {
     now += seconds;
     waiting = std::max(0.0, waiting - rate * seconds);
   }
-  /// Waits until no more than `room` bytes are waiting.
+  /// Waits until at most `room` bytes are queued.
   bool drain_to(double room) {
     if (room < 0) return false;
     if (waiting > room) now += (waiting - room) / rate, waiting = room;
@@ -51,7 +51,7 @@ struct stream {
   }
 };
 
-/// All choices for the links from i on. The forward is followed in time from the first link, the backward from its end.
+/// All choices for the links from i on. The forward is simulated from the first link, the backward from its end.
 struct every_choice {
   const chain::heterogeneous_chain& c;
   const chain::persistent_table& table;
@@ -83,7 +83,7 @@ struct every_choice {
         if (!f.drain_to(budget - stays - input - at(o.saved + o.forward_transient))) continue;
         const double gradient = i + 1 < n ? at(c.links[i + 1].gradient) : 0;
         if (!b.drain_to(budget - stays - input - kept_from(i + 1) - gradient - at(o.saved + o.backward_transient))) continue;
-        if (moved) f.waiting += input;  // behind what waited; it may leave while the forward reads it
+        if (moved) f.waiting += input;  // queued behind the earlier bytes; the copy may start while the forward reads the value
 
         f.pass(o.forward);
         b.pass(o.backward);
@@ -96,7 +96,7 @@ struct every_choice {
         const auto& t = c.links[s - 1];
         const bool first = s == i + 1;
         const double need = (first ? 0 : at(t.input)) + at(c.links[s].input + t.checkpoint_transient);
-        // At the first link all of the input is there, whatever has left of it.
+        // At the first link the whole input counts, even bytes that have left.
         const double room = budget - stays - need - (first || !moved ? input : 0);
         if (room < 0 || !f.drain_to(room + (first && moved ? input : 0))) break;
         f.pass(t.checkpoint_seconds);
@@ -147,7 +147,7 @@ TEST_CASE("the recurrence with copies equals the enumeration of its choices", "[
     const auto moves = std::count(answer.moved.begin(), answer.moved.end(), true);
     moved += moves > 0;
     both += moves > 0 && forwards > 0;
-    // A narrow search: no faster.
+    // A narrow search is not faster.
     CHECK(chain::fastest_with_copies(c, budget, rates, table, {.most_labels = 1}).seconds >= answer.seconds * (1 - 1e-9));
   }
   CAPTURE(compared, moved, both);
@@ -156,7 +156,7 @@ TEST_CASE("the recurrence with copies equals the enumeration of its choices", "[
   CHECK(both > 20);
 }
 
-TEST_CASE("with a dead link the recurrence is that of persistent schedules, with a fast one nothing has to be computed again") {
+TEST_CASE("with a dead link the recurrence gives persistent schedules, with a fast link nothing is recomputed") {
   std::mt19937_64 g(32);
   int found = 0, freed = 0;
   for (int round = 0; round < 100; ++round) {
@@ -178,13 +178,13 @@ TEST_CASE("with a dead link the recurrence is that of persistent schedules, with
     for (const auto& l : c.links) once += l.options[0].forward + l.options[0].backward;
     if (alone.found()) REQUIRE(fast.found());
     if (fast.found()) CHECK(fast.seconds <= dead.seconds);
-    freed += fast.found() && fast.seconds <= once * (1 + 1e-6);  // the others have a link whose forward does not fit
+    freed += fast.found() && fast.seconds <= once * (1 + 1e-6);  // the other chains have a link whose forward does not fit
   }
   CHECK(found > 50);
   CHECK(freed > 80);
 }
 
-TEST_CASE("the search with copies on degenerate and long chains, and stopped") {
+TEST_CASE("the search with copies: empty chains, long chains, and an early stop") {
   const chain::heterogeneous_chain none_at_all;
   CHECK(chain::fastest_with_copies(none_at_all, 0, {1, 1, 0}, chain::persistent_table(none_at_all, 0)).exact);
   std::mt19937_64 g(33);

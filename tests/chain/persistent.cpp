@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dynamic program over chains against the enumeration of all persistent schedules, each simulated step by step.
+// The dynamic program over chains, against the enumeration of all persistent schedules. Each schedule is simulated step by step.
 #include <catch2/catch.hpp>
 
 #include <map>
@@ -34,8 +34,9 @@ chain::heterogeneous_chain random_chain(std::mt19937_64& g, std::size_t links, s
   return c;
 }
 
-/// Time and peak of a sequence, from the meaning of its steps. A value x is on the device from its computation to the last step
-/// that reads it before it is computed again; what a forward saved from there to the backward, x after it included.
+/// Time and peak of a sequence, simulated from the definition of its steps. A value x is on the device from its computation to
+/// the last step that reads it before its next computation. Values saved by a forward stay until its backward, including the x
+/// after it.
 std::pair<double, bytes_t> simulate(const chain::heterogeneous_chain& c, const std::vector<chain::chain_step>& steps) {
   const auto n = c.links.size();
   double seconds = 0;
@@ -74,7 +75,7 @@ std::pair<double, bytes_t> simulate(const chain::heterogeneous_chain& c, const s
       kept += l.kept;
       x[i + 1] = false;
     }
-    for (std::size_t t = 1; t <= n; ++t) {  // what is read no more
+    for (std::size_t t = 1; t <= n; ++t) {  // values without a later reader
       if (!x[t]) continue;
       bool read = false;
       for (auto later = at + 1; later < steps.size() && !read; ++later) {
@@ -161,7 +162,7 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
   CHECK(compared > 10000);
 }
 
-TEST_CASE("chains of zero, one and many links") {
+TEST_CASE("the table for chains of zero, one and many links") {
   CHECK(chain::persistent_table({}, 10).seconds(10) == 0.0);
   CHECK(chain::persistent_table({}, 10).steps(10).empty());
   std::mt19937_64 g(12);
@@ -196,7 +197,7 @@ TEST_CASE("the search for one budget equals the table on longer chains", "[long]
       const auto [seconds, peak] = simulate(c, answer.steps);
       REQUIRE(seconds == Approx(answer.seconds).epsilon(1e-9));
       REQUIRE(peak <= budget);
-      // With few labels: valid, and a bound that holds.
+      // With few labels: a valid schedule and a valid bound.
       const auto rough = chain::fastest_persistent(c, budget, {.most_labels = 1});
       CHECK(rough.seconds >= answer.seconds * (1 - 1e-9));
       CHECK(rough.bound <= answer.seconds * (1 + 1e-9));
@@ -206,7 +207,7 @@ TEST_CASE("the search for one budget equals the table on longer chains", "[long]
   CHECK(compared > 150);
 }
 
-TEST_CASE("the search on degenerate and long chains, stopped, and from two threads") {
+TEST_CASE("the search for one budget: degenerate chains, long chains, an early stop, and two threads") {
   CHECK(chain::fastest_persistent({}, 10).seconds == 0);
   std::mt19937_64 g(14);
   const auto c = random_chain(g, 60, 3);
@@ -245,7 +246,7 @@ TEST_CASE("the search on degenerate and long chains, stopped, and from two threa
   CHECK(std::count_if(answer.steps.begin(), answer.steps.end(), [](const auto& s) { return s.what == kind::backward; }) == 400);
 }
 
-TEST_CASE("what no table can be made of is refused") {
+TEST_CASE("chains and options that are out of range are refused") {
   chain::heterogeneous_chain c;
   c.links.resize(2);
   CHECK_THROWS_WITH(chain::persistent_table(c, 10), Catch::Contains("links[0]"));

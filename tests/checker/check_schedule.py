@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An independent reader of the execution model: shares no code with the library.
+"""An independent implementation of the execution model. It shares no code with the library.
 
 Simulates a remat-schedule as three queues of timed events (the compute stream and one copy stream per direction) and a table of
 values, each either absent, resident, arriving or leaving. `judge` gives the verdict that `evaluate` must give.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Wrong(Exception):
-    """The schedule breaks a rule at `step` (the number of steps, if the end state is wrong)."""
+    """The schedule breaks a rule at `step` (the number of steps if the end state is wrong)."""
 
     def __init__(self, step, why):
         super().__init__(f"step {step}: {why}")
@@ -17,15 +17,15 @@ class Wrong(Exception):
 
 @dataclass
 class Cell:
-    """One value: its place in either memory, and when transfers that touch it end."""
+    """One value: its place on the device and on the host, and the ends of the copies that use it."""
 
     size: int
     keep: bool
     movable: bool
     resident: bool
-    usable_at: float = 0.0  # end of the copy that brings it in
-    free_at: float = 0.0  # end of the copy out that reads it
-    host_at: float | None = None  # when the copy on the host is complete; None: there is none
+    usable_at: float = 0.0  # end of the copy to the device
+    free_at: float = 0.0  # end of the copy to the host, which reads the value
+    host_at: float | None = None  # when the copy on the host is complete; None: no copy
 
 
 class Device:

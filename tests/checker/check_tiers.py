@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An independent reader of the execution model on several tiers (version 2 of the formats): shares no code with the library.
+"""An independent implementation of the execution model on several tiers (version 2 of the formats). It shares no code with the
+library.
 
-Each value on a tier is a `Copy` that knows the moments from which it can be read and until which it is read; whatever takes room
-somewhere knows the moments at which that room is given up. `judge` gives the verdict that `evaluate` must give.
+A value on a tier is a `Copy`, which knows when it is complete and when its readers end. Each tier knows the moments at which
+memory is freed. `judge` gives the verdict that `evaluate` must give.
 """
 import collections
 
@@ -12,7 +13,7 @@ TURNS, MEAN = 16, 12
 
 
 class Copy:
-    """A value in one place: when it is complete there, and when those that read it are done."""
+    """A value on one tier: when it is complete, and when its readers end."""
 
     def __init__(self, at=0.0):
         self.complete = at
@@ -40,7 +41,7 @@ class Tiers:
         self.sources = set(range(len(self.values))) - {v for o in self.operations for v in o["outputs"]}
         self.steps = schedule["steps"]
         self.clock, self.streams = 0.0, collections.Counter()
-        self.given_up = {name: [0.0] for name in self.names}  # moments at which room was freed on a tier
+        self.given_up = {name: [0.0] for name in self.names}  # moments at which memory was freed on a tier
         self.there = {name: {} for name in self.names}
         self.home = {}
         chosen = collections.defaultdict(list)
@@ -153,7 +154,7 @@ class Tiers:
         return [here[v] for name, here in self.there.items() if v in here and ends in ("any", name)]
 
     def become_next(self):
-        """The targets that are carried take the places of their sources; the others leave."""
+        """Targets that are carried to the next step take the places of their sources. All other values leave."""
         carried, replaced = dict(self.next), {old for _, old in self.next}
         after = {name: {} for name in self.names}
         for name in self.names:
@@ -171,7 +172,7 @@ class Tiers:
         self.there = after
 
     def ahead(self):
-        """What is still going on, relative to the device's clock."""
+        """The ends of everything in flight, relative to the clock of the device."""
         late = {key: end for key, end in self.streams.items()}
         for name in self.names:
             self.given_up[name] = [max(self.given_up[name])]
@@ -187,7 +188,7 @@ def alike(a, b, scale):
 
 
 def period(tiers):
-    """Of the first turn whose end finds everything as far ahead as its begin; the mean of the last ones if there is none."""
+    """The time of the first turn that ends in the state in which it began; the mean of the last turns if there is no such turn."""
     done, before = [], {}
     for _ in range(TURNS):
         began = tiers.clock
@@ -204,7 +205,7 @@ def period(tiers):
 def judge(problem, schedule, turns=None):
     """Returns {"peak", "peaks", "seconds", "recomputed"}; raises Wrong at the first broken rule.
 
-    With `turns`, also "later": how long turns take after so many, or None if the period is a mean."""
+    With `turns`, also "later": the time of a turn after `turns` turns, or None if the period is a mean."""
     tiers = Tiers(problem, schedule)
     verdict = {}
     if tiers.next:

@@ -3,9 +3,9 @@
 """Compares `evaluate` with independent checkers on random schedules of both versions of the formats.
 
 usage: compare.py EMIT [COUNT [SEED]]
-EMIT is the program of emit.cpp. REMAT_OTHER_CHECKER, or ../shared/tools/check_schedule.py next to the repository, names another
-checker (a Python file with `check(problem, schedule) -> (peak, seconds)` that raises on an invalid schedule), used for version 1
-where it exists.
+EMIT is the program of emit.cpp. A third checker is used for version 1 if REMAT_OTHER_CHECKER, or
+../shared/tools/check_schedule.py next to the repository, names one: a Python file with `check(problem, schedule) -> (peak,
+seconds)` that raises on an invalid schedule.
 """
 import collections
 import importlib.util
@@ -20,7 +20,7 @@ import check_schedule
 import check_tiers
 from check_schedule import Wrong
 
-# What `evaluate` says of a broken rule; random schedules must break each of them.
+# Parts of the messages of `evaluate`, one for each rule. The random schedules must break each rule.
 RULES = ("no such operation", "once-only", "is not on the device", "no such value", "no copy on the host", "the value is on the device",
          "allows no copies", "may not be copied", "the value is not on the device", "held value is dropped", "at the end")
 TIER_RULES = ("no such operation", "no such value", "once-only", "input", "overwrites its inputs is computed again", "the value is on",
@@ -72,7 +72,7 @@ def enough(count, kinds, rules, broken):
 
 
 def plain(emit, count, seed):
-    """Schedules of version 1, which are alike under the rules of version 2 but that nothing is sent where it is."""
+    """Schedules of version 1. Version 2 has the same rules for them, but forbids copies to a tier that has the value."""
     other = load_other()
     kinds, rules = collections.Counter(), collections.Counter()
     for problem, schedule, verdict, why, differ in cases(emit, count, seed):
@@ -85,7 +85,7 @@ def plain(emit, count, seed):
         mine = verdict_of(lambda p, s: check_schedule.judge(p, s["steps"]), problem, schedule)
         if not close(mine, verdict):
             differ(mine)
-        if other and all(v.get("movable", True) for v in problem["values"]):  # it knows nothing of those
+        if other and all(v.get("movable", True) for v in problem["values"]):  # it does not know values that may not be copied
             try:
                 peak, seconds = other.check(problem, schedule)
                 if peak != verdict.get("peak") or not close(seconds, verdict["seconds"]):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes random schedules, valid and broken, copies included, with the verdict of `evaluate`: one JSON document per line.
+// Writes random schedules, valid and broken, with copies, and the verdict of `evaluate`: one JSON document per line.
 // usage: emit COUNT SEED [tiers] > lines
 #include <cstdlib>
 #include <iostream>
@@ -33,8 +33,8 @@ remat::problem with_copies(std::mt19937_64& g, const remat::problem& p) {
                             .latency = static_cast<double>(uniform(g, 0, 3)) / 2}};
 }
 
-/// A walk that mostly takes steps that are allowed, and computes everything once at least. Breaks rules now and then on its own:
-/// once-only operations, inputs that were dropped.
+/// A random walk that mostly takes allowed steps and computes everything at least once. Now and then it breaks a rule: it
+/// recomputes a once-only operation, or reads a dropped input.
 remat::schedule random_walk(std::mt19937_64& g, const remat::problem& p) {
   remat::schedule s;
   const auto values = static_cast<std::int64_t>(p.values().size());
@@ -73,7 +73,7 @@ remat::schedule random_walk(std::mt19937_64& g, const remat::problem& p) {
   return s;
 }
 
-/// Breaks a schedule, probably: a step removed, added, changed or moved.
+/// Makes a schedule probably invalid: removes, adds, changes or moves a step.
 void break_somewhere(std::mt19937_64& g, const remat::problem& p, remat::schedule& s) {
   if (s.steps.empty()) return;
   const auto at = s.steps.begin() + uniform(g, 0, static_cast<std::int64_t>(s.steps.size()) - 1);
@@ -101,7 +101,7 @@ nlohmann::json document(Write write) {
   return nlohmann::json::parse(out.str());
 }
 
-/// A problem and a schedule of it, of version 1 of the formats.
+/// A problem and a schedule for it, in version 1 of the formats.
 std::pair<remat::problem, remat::schedule> plain_case(std::mt19937_64& g) {
   const auto once = chance(g, 20) ? 30 : 0;
   auto p =
@@ -112,7 +112,7 @@ std::pair<remat::problem, remat::schedule> plain_case(std::mt19937_64& g) {
   return {p, s};
 }
 
-/// Of version 2; some tiers have budgets, about what the schedule needs.
+/// The same in version 2. Some tiers have budgets of about what the schedule needs.
 std::pair<remat::problem, remat::schedule> tiers_case(std::mt19937_64& g) {
   auto p = remat::testing::random_tiers_problem(g);
   auto s = remat::testing::tiers_walk(g, p).run();

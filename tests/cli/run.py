@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Exit statuses, messages and outputs of the command-line program. One script in the order of its commands: longer than 400 lines.
+"""Exit statuses, messages and outputs of the command-line program. One script in the order of the commands: longer than 400 lines.
 
 usage: run.py REMAT SOURCE_ROOT
 """
@@ -41,7 +41,7 @@ def run(*arguments):
 
 
 def expect(what, status, *arguments, says=(), prints=()):
-    """Runs the program and demands its exit status and pieces of its messages and output."""
+    """Runs the program, and checks its exit status and parts of its messages and output."""
     global failures
     code, out, err = run(*arguments)
     missing = [s for s in says if s not in err] + [s for s in prints if s not in out]
@@ -80,7 +80,7 @@ def schedule(steps):
 
 
 small = put("small.json", SMALL)
-# A training chain all of whose operations yield two values: no chain for `rotor`; store-all needs 101, 100 are enough.
+# A training chain whose operations have two outputs each: not a chain for `rotor`. Store-all needs 101 bytes; 100 are enough.
 odd = put("odd.json", {
     "format": "remat-problem", "version": 1, "name": "odd", "targets": [15],
     "values": [{"name": "x", "bytes": 1, "held": True}] + [{"name": f"v{i}", "bytes": 10} for i in range(16)],
@@ -159,7 +159,7 @@ expect("no budget", 3, "solve", small, "-b", "0", "--json", prints=['"infeasible
 
 # nothing found within the limit
 expect("no time", 4, "solve", instance, "-b", "70%", "--solver", "min_cut", "--time-limit", 0, prints=["time_limit"])
-# nothing found by a method that came to its end, or is for other graphs
+# nothing found by a method that has ended, or that is for other graphs
 expect("one schedule only", 4, "solve", instance, "-b", "70%", "--solver", "store_all", prints=["not_found", "store-all needs"])
 expect("no chain", 4, "solve", odd, "-b", 100, "--solver", "rotor", prints=["not_applicable", "no chain"])
 expect("compare without a chain", 0, "compare", odd, "-b", 100, "-s", "rotor,min_cut", prints=["not_applicable", "rotor: the graph has no chain"])
@@ -185,7 +185,7 @@ expect("report without a page", 2, "report", small, says=["--output", "see remat
 expect("help", 0, "--help", prints=["solve", "check", "info", "Exit status"])
 expect("help of a command", 0, "solve", "--help", prints=["--budget", "min_cut"])
 
-# what a seed and a gap do
+# the effect of a seed and a gap
 def plan_of(*options):
     expect("a plan", 0, "solve", instance, "-b", "60%", "-s", "min_cut", "-o", plan, *options)
     return json.loads(plan.read_text())["steps"]
@@ -203,7 +203,7 @@ for option in ("--output", "--svg", "--trace", "--memory"):
 expect("no such time", 2, "solve", small, "-b", "100", "--time-limit", "soon", says=["--time-limit"])
 expect("a problem that is not there comes before the search", 2, "solve", folder / "absent.json", "-b", "100", says=["absent.json"])
 
-# on a terminal: progress on the error stream, gone at the end; an interrupt ends the search with what there is
+# on a terminal: progress on the error stream, erased at the end; an interrupt ends the search with the best schedule so far
 def on_terminal(*arguments, interrupt=False):
     ours, theirs = pty.openpty()
     process = subprocess.Popen([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True)
@@ -212,7 +212,7 @@ def on_terminal(*arguments, interrupt=False):
     try:
         while piece := os.read(ours, 4096):
             shown += piece
-            if interrupt:  # it works, and listens
+            if interrupt:  # the search runs, and handles signals
                 process.send_signal(signal.SIGINT)
                 interrupt = False
     except OSError:  # the end, on Linux
@@ -303,7 +303,7 @@ for name in names:
     wants_library = name.startswith(("checkmate", "moments")) and not any(b["available"] for b in libraries)
     expect(f"{name}, where all fits", 2 if wants_library else 0, "solve", small, "-b", "100", "-s", name, prints=[] if wants_library else ["optimal"])
 
-# bad files: each is named, with the place
+# bad files: the message names the file and the place
 text = instance.read_text()
 bad = {
     "truncated": (text[:5000], "values["),
@@ -402,7 +402,7 @@ expect("less than the host needs", 4, "solve", folder / "tight.json", "-b", "20"
 expect("curve on tiers", 0, "curve", hosted, "--points", "3", prints=["optimal"])
 expect("compare on tiers", 0, "compare", hosted, "-b", "20", prints=["optimal", "not_applicable", "revolve plans for a device and copies to a host"])
 
-# Weights at home on a disk: they pass through the host in both directions.
+# Weights that start and end on a disk pass through the host in both directions.
 HOSTED["tiers"] = [{"name": "device"}, {"name": "host", "budget": 20}, {"name": "disk"}]
 HOSTED["links"] = [{"from": "host", "to": "disk", "rate": 5}, {"from": "disk", "to": "host", "rate": 5}]
 HOSTED["values"][0]["starts"] = HOSTED["values"][2]["ends"] = "disk"
@@ -436,7 +436,7 @@ for i, a in enumerate(rows):
             fail("two allocations overlap", a, b)
 refused = folder / "refused.csv"
 expect("an overload", 3, "layout", hard, "--capacity", "1048575", "-o", refused, prints=["A.csv does not fit in 1048575 bytes", "at instant 966656, 1048576 bytes", "1 too many"])
-# At each instant 7 bytes are alive, and no layout has less than 8.
+# At most 7 bytes are alive at each instant, but every layout needs 8.
 FRAGMENTED = "id,lower,upper,size\n0,0,1,3\n1,0,2,4\n2,1,4,2\n3,1,5,1\n4,2,3,4\n5,3,5,3\n6,3,4,1\n7,4,6,3\n8,5,6,4\n"
 expect("an exhausted search", 3, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "7", "-o", refused, prints=["search exhausted"])
 expect("one byte more", 0, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "8", prints=["fits"])
@@ -457,7 +457,7 @@ if (out["held_bytes"], out["store_all_peak"], out["store_all_seconds"], out["bud
     print("FAILED: info --json", out)
 expect("info", 0, "info", instance, prints=["resnet18", "165"])
 
-# names with control characters: ESC, DEL and the 8-bit CSI are shown as in JSON, whatever prints them
+# names with control characters: all commands show ESC, DEL and the 8-bit CSI as in JSON
 wild = put("wild.json", {**SMALL, "name": "red\x1b[31m\x7f\x9bK name"})
 shown = "red\\u001b[31m\\u007f\\u009bK name"
 for what, status, *arguments in [("info", 0, "info", wild), ("solve", 0, "solve", wild, "-b", "100", "--timeline"), ("solve none", 3, "solve", wild, "-b", "50"),

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Demands that each case of this folder is refused by the compiler, and that the diagnostic says why.
+"""Checks that the compiler refuses each case of this folder, and that its diagnostic gives the reason.
 
 usage: run.py COMPILER... -- FLAG...
-A case is a C++ file with one or more lines `// expect: text`: each text must be in the diagnostic. What stands between
-`// broken` and `// end` is the mistake, of which every error must be: so nothing else is what is refused.
+A case is a C++ file with one or more lines `// expect: text`: each text must be in the diagnostic. The mistake stands between
+`// broken` and `// end`. Every error must come from there, so that the compiler refuses the mistake and nothing else.
 """
 import concurrent.futures
 import os
@@ -18,7 +18,7 @@ compilers, flags = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--
 
 
 def lines_of_errors(case, diagnostic):
-    """Where in the case each error is, or what needs the template that it is in; nothing for an error elsewhere."""
+    """For each error, its line in the case, or the line that instantiates the template with the error; None for any other error."""
     needed_by = None
     for line in diagnostic.splitlines():
         at = re.match(re.escape(str(case)) + r":(\d+):", line)
@@ -30,7 +30,7 @@ def lines_of_errors(case, diagnostic):
 
 
 def judge(case, compiler):
-    """What is wrong with the case; nothing, if it is refused as it should be."""
+    """The fault of the case; nothing if the compiler refuses it as expected."""
     source = case.read_text()
     expected = re.findall(r"// expect: (.*)", source)
     mistake = re.search(r"// broken\n.*?// end\n", source, re.S)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a project that uses the headers compiles: a chain of three operations, store-all and a budget that is too small.
+// A project that uses the headers: a chain of three operations, store-all, and a budget that is too small.
 #include <remat/remat.hpp>
 
 static_assert(REMAT_VERSION_MAJOR > 0 || REMAT_VERSION_MINOR >= 3);

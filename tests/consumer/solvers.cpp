@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a project that links the solvers compiles: one of them, by name.
+// A project that links the library of solvers, and creates one by name.
 #include <remat/remat.hpp>
 
 int main() {

@@ -18,7 +18,7 @@ using remat::testing::uniform;
 
 namespace {
 
-/// A valid order with recomputations: some operations run again some time later.
+/// A valid order with recomputations: some operations run a second time later.
 std::vector<remat::operation_id> order_with_repeats(std::mt19937_64& g, const problem& p) {
   auto order = remat::needed_operations(p);
   const auto first = order;
@@ -32,7 +32,7 @@ std::vector<remat::operation_id> order_with_repeats(std::mt19937_64& g, const pr
 
 }  // namespace
 
-TEST_CASE("lay_copies: every order within every budget above the least") {
+TEST_CASE("lay_copies returns valid schedules within the budget, for random orders and budgets") {
   std::mt19937_64 g(4);
   for (int round = 0; round < 3000; ++round) {
     const auto chain = round % 4 == 3;
@@ -71,7 +71,7 @@ TEST_CASE("lay_copies: every order within every budget above the least") {
   }
 }
 
-TEST_CASE("lay_copies: what may not be copied stays") {
+TEST_CASE("lay_copies does not copy values that may not be copied") {
   std::mt19937_64 g(9);
   int found = 0, absent = 0;
   for (int round = 0; round < 500; ++round) {
@@ -83,7 +83,7 @@ TEST_CASE("lay_copies: what may not be copied stays") {
     const auto budget = uniform(g, remat::bounds_without_search(p).budget, remat::measure_order(p, order).peak);
     const auto laid = remat::copies::lay_copies(p, order, budget);
     laid ? ++found : ++absent;
-    if (laid) REQUIRE(remat::evaluate(p, laid->schedule).peak <= budget);  // which knows what may be copied
+    if (laid) REQUIRE(remat::evaluate(p, laid->schedule).peak <= budget);  // evaluate checks which values may be copied
     std::vector<remat::copies::departure> departures;
     for (const auto& v : p.values())
       departures.push_back(v.movable ? remat::copies::departure::in_turn : remat::copies::departure::never);
@@ -95,7 +95,7 @@ TEST_CASE("lay_copies: what may not be copied stays") {
   CHECK(std::min(found, absent) > 50);
 }
 
-TEST_CASE("lay_copies: never faster than the optimum, and it often") {
+TEST_CASE("lay_copies is never faster than the optimum, and often as fast") {
   std::mt19937_64 g(6);
   int compared = 0, met = 0;
   for (int round = 0; round < 1500; ++round) {
@@ -121,8 +121,8 @@ TEST_CASE("lay_copies: never faster than the optimum, and it often") {
   CHECK(4 * met > compared);
 }
 
-TEST_CASE("lay_copies: a value that is not used for a while goes to the host and comes back in time") {
-  // a is needed at both ends of a chain of b, c, d; there is no room for it beside the workspace of c
+TEST_CASE("lay_copies sends an idle value to the host and brings it back in time") {
+  // a is needed at both ends of the chain b, c, d, and does not fit beside the workspace of c
   const problem p("detour", {{"a", 4}, {"b", 2}, {"c", 3}, {"d", 2}, {"e", 1}},
                   {{"a", {}, {0}, 1}, {"b", {0}, {1}, 9}, {"c", {1}, {2}, 9, 4}, {"d", {2}, {3}, 9}, {"e", {0, 3}, {4}, 1}}, {4},
                   remat::copy_rates{1, 1, 0.5});
@@ -133,8 +133,8 @@ TEST_CASE("lay_copies: a value that is not used for a while goes to the host and
   CHECK(laid->schedule.steps[1] == remat::step{remat::action::offload, 0});
 }
 
-TEST_CASE("lay_copies: what goes first is sent before what is used last") {
-  // the link has time for one of a and b until there is no room for both beside the workspace of d
+TEST_CASE("lay_copies sends a value marked to go first before a value that is used last") {
+  // before d, whose workspace leaves no room for both, the link has time for only one of a and b
   const problem p("two", {{"a", 4}, {"b", 4}, {"c", 1}, {"d", 1}, {"e", 1}},
                   {{"a", {}, {0}, 0}, {"b", {}, {1}, 0}, {"c", {}, {2}, 4}, {"d", {2}, {3}, 20, 4}, {"e", {0, 1, 3}, {4}, 1}},
                   {4}, remat::copy_rates{1, 1, 0});
@@ -149,7 +149,7 @@ TEST_CASE("lay_copies: what goes first is sent before what is used last") {
   }
 }
 
-TEST_CASE("lay_copies: misuse is named") {
+TEST_CASE("lay_copies names invalid orders and options") {
   const problem p("two", {{"a", 1}, {"b", 1}}, {{"a", {}, {0}, 1}, {"b", {0}, {1}, 1}}, {1}, remat::copy_rates{1, 1, 0});
   const std::vector<remat::operation_id> late = {1, 0};
   CHECK_THROWS_WITH(remat::copies::lay_copies(p, late, 9), Catch::Contains("value 0"));
@@ -160,7 +160,7 @@ TEST_CASE("lay_copies: misuse is named") {
                     Catch::Contains("copy_options.departures must say it of each of the 2 values, got 1"));
 }
 
-TEST_CASE("copies over a long order are given up when told to, over a short one never") {
+TEST_CASE("lay_copies gives up a long order when told to stop, but not a short order") {
   const auto stopped = [](std::size_t layers, bool frugal) {
     const auto plain = remat::testing::training_chain(std::vector<remat::testing::layer>(layers));
     const auto p = plain.with_copies(remat::copy_rates{2, 2, 0});

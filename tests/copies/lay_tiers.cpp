@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies for problems on several tiers: weights, gradients and optimizers on a device, a host and a disk.
+// Copies for problems on several tiers: weights, gradients and optimizer states on a device, a host and a disk.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ using remat::testing::uniform;
 
 namespace {
 
-/// Some operations of the device run again some time later.
+/// Some operations of the device run a second time later.
 std::vector<remat::operation_id> repeated(std::mt19937_64& g, const problem& p) {
   auto order = remat::needed_operations(p);
   const auto first = order;
@@ -49,7 +49,7 @@ std::vector<remat::operation_id> repeated(std::mt19937_64& g, const problem& p) 
 
 }  // namespace
 
-TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within all budgets") {
+TEST_CASE("lay_copies on two and three tiers returns valid schedules within all budgets") {
   std::mt19937_64 g(21);
   int laid = 0, full = 0, refused = 0, drawn = 0, chained = 0, from_disk = 0;
   for (int round = 0; round < shortened(4000); ++round) {
@@ -101,8 +101,8 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
 
 namespace {
 
-/// A plan without foresight: what is on the host is copied when it is read and dropped afterwards, what goes to the host does so
-/// when the device has no more use for it, all else stays.
+/// A plan without foresight. It copies a value from the host when an operation reads it, and drops it afterwards. It sends a
+/// value that must end on the host once the device has no more use for it. All other values stay.
 class on_demand {
  public:
   explicit on_demand(const problem& p)
@@ -169,7 +169,7 @@ class on_demand {
 
 }  // namespace
 
-TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same memory") {
+TEST_CASE("lay_copies on two tiers is rarely slower than copying on demand in the same memory") {
   std::mt19937_64 g(22);
   int compared = 0, missed = 0, no_room = 0, slower = 0, faster = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -194,12 +194,12 @@ TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same me
   }
   CAPTURE(compared, missed, no_room, slower, faster);
   CHECK(missed == 0);
-  CHECK(500 * no_room < compared);  // in the memory of the host, too
+  CHECK(500 * no_room < compared);  // also if the host has only the memory that on_demand uses
   CHECK(200 * slower < compared);
   CHECK(10 * faster > 9 * compared);
 }
 
-TEST_CASE("copies as early as they can be, and steps as they happen: valid, within all budgets, the same steps, never slower") {
+TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep the steps and all budgets") {
   std::mt19937_64 g(29);
   int valid = 0, faster = 0, tight = 0, sooner = 0, later = 0;
   for (int round = 0; round < 6'000; ++round) {
@@ -215,7 +215,7 @@ TEST_CASE("copies as early as they can be, and steps as they happen: valid, with
     INFO("round " << round);
     auto peaks = std::vector<std::optional<bytes_t>>(e->peaks.begin(), e->peaks.end());
     peaks.front().reset();
-    const auto q = remat::testing::with_budgets(p, peaks);  // exactly what it needs
+    const auto q = remat::testing::with_budgets(p, peaks);  // budgets of exactly what the schedule needs
     const auto early = remat::copies::detail::with_early_copies(q, s, *e, e->peak);
     const auto then = remat::evaluate(q, early);
     REQUIRE(then.peak <= e->peak);
@@ -251,7 +251,7 @@ TEST_CASE("copies as early as they can be, and steps as they happen: valid, with
   CHECK(20 * later < sooner);
 }
 
-TEST_CASE("copies within less of the budget: never slower, sometimes faster, and kept for other orders") {
+TEST_CASE("copy_incumbent::try_less never makes the best schedule slower, and sometimes makes it faster") {
   std::mt19937_64 g(24);
   int tried = 0, faster = 0;
   for (int round = 0; round < 400; ++round) {
@@ -260,7 +260,7 @@ TEST_CASE("copies within less of the budget: never slower, sometimes faster, and
     if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 80);
     remat::copies::copy_incumbent best(p, budget);
-    best.try_less();  // of nothing
+    best.try_less();  // without any order so far
     best.offer({remat::needed_operations(p)});
     if (!std::isfinite(best.seconds())) continue;
     const auto before = best.seconds();
@@ -282,7 +282,7 @@ TEST_CASE("copies within less of the budget: never slower, sometimes faster, and
   CHECK(faster > 4);
 }
 
-TEST_CASE("an early end: the same computations, in a valid order, so that what is sent last has more time") {
+TEST_CASE("early_end keeps the computations in a valid order, and gives the last copy more time") {
   std::mt19937_64 g(12);
   int moved = 0, faster = 0;
   for (int round = 0; round < 400; ++round) {
@@ -303,7 +303,7 @@ TEST_CASE("an early end: the same computations, in a valid order, so that what i
     auto sorted = sooner;
     std::sort(sorted.begin(), sorted.end());
     REQUIRE(sorted == order);
-    const auto again = remat::copies::lay_copies(p, sooner, budget);  // throws of an order that reads what is not there
+    const auto again = remat::copies::lay_copies(p, sooner, budget);  // throws if an operation reads an absent value
     if (!again) continue;
     const auto e = remat::evaluate(p, again->schedule);
     REQUIRE(e.peak <= budget);
@@ -314,8 +314,8 @@ TEST_CASE("an early end: the same computations, in a valid order, so that what i
   CHECK(faster > 5);
 }
 
-// Looking for what leaves among all that is there, as often as something leaves, takes a quarter of an hour.
-TEST_CASE("copies on demand make room many times on tiers with many values") {
+// A search through all values for each eviction would take a quarter of an hour.
+TEST_CASE("copies on demand make room quickly on tiers with many values") {
   const auto chain = remat::testing::unit_training_chain(shortened(200'000));
   const problem p(chain.name(), chain.values(), chain.operations(), chain.targets(), {}, {},
                   {{{"device"}, {"host", shortened(50'000)}, {"disk"}},
@@ -327,7 +327,7 @@ TEST_CASE("copies on demand make room many times on tiers with many values") {
   CHECK(e.peaks[host] == shortened(50'000));
 }
 
-TEST_CASE("on several tiers a long order is given up when told to, and so is what would make its schedule faster") {
+TEST_CASE("on several tiers, lay_copies and its improvements give up a long order when told to stop") {
   const auto chain = remat::testing::training_chain(std::vector<remat::testing::layer>(10'000));
   const auto all = remat::measure_store_all(chain).peak;
   remat::memory_system system{{{"device", std::nullopt}, {"host", all / 4}, {"disk", std::nullopt}},

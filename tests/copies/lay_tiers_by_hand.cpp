@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies for steps on several tiers that were worked out by hand.
+// Copies for steps on several tiers, worked out by hand.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using remat::testing::disk;
 using remat::testing::host;
 using remat::testing::uniform;
 
-TEST_CASE("lay_copies: links said in full give the plan of their short form") {
+TEST_CASE("lay_copies plans alike for links in full and for rates in the short form") {
   std::mt19937_64 g(23);
   int copied = 0;
   for (int round = 0; round < 1000; ++round) {
@@ -56,7 +56,7 @@ TEST_CASE("lay_copies: links said in full give the plan of their short form") {
   CHECK(copied > 500);
 }
 
-TEST_CASE("lay_copies on two tiers: a step worked out by hand") {
+TEST_CASE("lay_copies on two tiers gives the plan of a step worked out by hand") {
   remat::testing::step_parts x;
   const auto order = std::vector<remat::operation_id>{0, 1};
   const auto once = remat::copies::lay_copies(x.build(), order, 20);
@@ -75,15 +75,15 @@ TEST_CASE("lay_copies on two tiers: a step worked out by hand") {
   CHECK_FALSE(remat::copies::lay_copies(x.build(), order, 20));  // w and g
 }
 
-TEST_CASE("lay_copies on two tiers: what is overwritten") {
-  // A weight of the device that the host updates in place: it goes there, and comes back as another.
+TEST_CASE("lay_copies on two tiers orders copies and in-place updates") {
+  // A weight of the device that the host updates in place: the weight goes to the host, and its successor comes back.
   const problem there("updated there", {{"w", 10}, {"w'", 10}},
                       {{.name = "update", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host, .overwrites = {{1, 0}}}}, {1},
                       remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{1, 0}});
   const auto laid = remat::copies::lay_copies(there, std::vector<remat::operation_id>{0}, 10);
   REQUIRE(laid);
   CHECK(remat::evaluate(there, laid->schedule).peaks == std::vector<bytes_t>{10, 10});
-  // One that the host reads before the device updates it: that waits for the copy.
+  // A weight that the host reads before the device updates it: the update waits for the copy.
   const problem here("updated here", {{"w", 10}, {.name = "norm", .bytes = 1, .ends = host}, {"w'", 10}},
                      {{.name = "norm", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host},
                       {.name = "update", .inputs = {0}, .outputs = {2}, .seconds = 4, .overwrites = {{2, 0}}}},
@@ -92,7 +92,7 @@ TEST_CASE("lay_copies on two tiers: what is overwritten") {
   REQUIRE(waits);
   CHECK(waits->seconds == 5);
   CHECK(remat::evaluate(here, waits->schedule).seconds == 5);
-  // An update comes after all that reads the weight, and once.
+  // The update comes after all readers of the weight, and runs once.
   const problem late("late", {{"w", 10}, {"w'", 10}, {"y", 1}},
                      {{.name = "update", .inputs = {0}, .outputs = {1}, .overwrites = {{1, 0}}},
                       {.name = "reader", .inputs = {0}, .outputs = {2}}},
@@ -100,8 +100,8 @@ TEST_CASE("lay_copies on two tiers: what is overwritten") {
   CHECK(remat::copies::overwrite_last(late, std::vector<remat::operation_id>{0, 1, 0}) == std::vector<remat::operation_id>{1, 0});
 }
 
-TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the device as far as there is room") {
-  // Two layers of 10 bytes whose updates run on the device in place: nothing has to move if there is room for both.
+TEST_CASE("lay_copies on two tiers keeps weights that may start anywhere on the device while there is room") {
+  // Four weights of 10 bytes whose updates run on the device in place: nothing has to move if all four fit.
   std::vector<remat::value> values;
   std::vector<remat::operation> operations;
   std::vector<remat::carry> next;
@@ -124,13 +124,13 @@ TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the 
   CHECK(copies(30) < copies(20));
 }
 
-TEST_CASE("lay_copies: a source that only the device reads, in steps that repeat, stays there if there is room") {
+TEST_CASE("lay_copies in repeated steps keeps a source that only the device reads on the device if it fits") {
   const std::vector<remat::value> values = {
       {.name = "frozen", .bytes = 4, .starts = remat::any_tier}, {"x", 1}, {"x'", 1}, {.name = "next", .bytes = 1}};
   const std::vector<remat::operation> operations = {{.name = "", .inputs = {0, 1}, .outputs = {2}, .seconds = 1},
                                                     {.name = "", .inputs = {2}, .outputs = {3}, .seconds = 1, .workspace = 2}};
   const problem p("frozen", values, operations, {3}, remat::copy_rates{1, 1, 0}, std::nullopt, {}, {{3, 1}});
-  for (const bytes_t budget : {8, 6}) {  // the second operation needs 4, besides
+  for (const bytes_t budget : {8, 6}) {  // the second operation needs 4 more bytes
     const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget);
     REQUIRE(laid);
     const auto e = remat::evaluate(p, laid->schedule);
@@ -140,7 +140,7 @@ TEST_CASE("lay_copies: a source that only the device reads, in steps that repeat
   }
 }
 
-TEST_CASE("lay_copies: where steps repeat, what would be waited for at first starts on the device") {
+TEST_CASE("lay_copies in repeated steps starts the first weights on the device") {
   const remat::index_t layers = 4;
   std::vector<remat::value> values;
   for (remat::index_t l = 0; l < layers; ++l)
@@ -155,11 +155,11 @@ TEST_CASE("lay_copies: where steps repeat, what would be waited for at first sta
   const problem p("step", values, operations, {last}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{last, first}});
   const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 34);  // three weights
   REQUIRE(laid);
-  CHECK(remat::evaluate(p, laid->schedule).seconds == Approx(16));  // a second more if the first had to come
+  CHECK(remat::evaluate(p, laid->schedule).seconds == Approx(16));  // one second more if the first weight had to arrive
   for (const auto& [v, tier] : laid->schedule.starts) CHECK(tier == (v == 0 ? remat::device_tier : host));
 }
 
-TEST_CASE("what cannot be planned is named") {
+TEST_CASE("unplannable names what cannot be planned") {
   using remat::copies::unplannable;
   remat::testing::step_parts x;
   CHECK(unplannable(x.build()).empty());

@@ -17,7 +17,7 @@ using remat::testing::uniform;
 
 namespace {
 
-/// Budgets that rise, then fall.
+/// Budgets that first rise and then fall.
 std::vector<bytes_t> some_budgets(std::mt19937_64& g) {
   std::vector<bytes_t> budgets(static_cast<std::size_t>(uniform(g, 1, 12)));
   for (auto& b : budgets) b = uniform(g, 0, 30);
@@ -29,7 +29,7 @@ std::vector<bytes_t> some_budgets(std::mt19937_64& g) {
 
 }  // namespace
 
-TEST_CASE("ballast is what the budget is less than the largest") {
+TEST_CASE("ballast fills the difference between a budget and the largest budget") {
   std::mt19937_64 g(3);
   int with_ballast = 0;
   for (int round = 0; round < 500; ++round) {
@@ -60,7 +60,7 @@ TEST_CASE("ballast is what the budget is less than the largest") {
   CHECK(with_ballast > 300);
 }
 
-TEST_CASE("orders with recomputations go there and back, and what is planned with ballast is a plan without") {
+TEST_CASE("orders with recomputations map to the virtual problem and back, and its plans are plans of the problem") {
   std::mt19937_64 g(4);
   int found = 0;
   for (int round = 0; round < 200; ++round) {
@@ -82,7 +82,7 @@ TEST_CASE("orders with recomputations go there and back, and what is planned wit
   CHECK(found > 50);
 }
 
-TEST_CASE("an early order has before a moment all that can be there") {
+TEST_CASE("early_order puts everything that can run before a given operation in front of it") {
   std::mt19937_64 g(6);
   int moved = 0;
   for (int round = 0; round < 500; ++round) {
@@ -105,7 +105,7 @@ TEST_CASE("an early order has before a moment all that can be there") {
       made[o] = true;
       passed = passed || o == tau;
       after[o] = after[o] || o == tau;
-      if (passed && !after[o] && reads[o]) {  // only after what reads sources alone, which stays where it is
+      if (passed && !after[o] && reads[o]) {  // only after readers of sources alone, which keep their place
         const auto& inputs = p.operations()[o].inputs;
         CHECK(std::any_of(inputs.begin(), inputs.end(), [&](auto v) { return !p.is_source(v) && p.producer(v) > tau; }));
       }
@@ -115,7 +115,7 @@ TEST_CASE("an early order has before a moment all that can be there") {
   CHECK(moved > 50);
 }
 
-TEST_CASE("operations that another order lists earlier run once if asked, and no others") {
+TEST_CASE("virtual_problem makes operations that its order moves forward once-only if asked, and no others") {
   std::mt19937_64 g(8);
   int early = 0;
   for (int round = 0; round < 600; ++round) {

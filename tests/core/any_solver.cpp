@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A solver chosen at run time is the solver that was chosen, with all it can do.
+// `any_solver` behaves like the solver inside it, with all of its abilities.
 #include <catch2/catch.hpp>
 
 #include <memory>
@@ -30,7 +30,7 @@ struct calls {
   int solves = 0, sweeps = 0;
 };
 
-/// Store-all, for one budget and for several, with a count of the calls.
+/// Store-all with a count of its calls, for one budget and for a sweep.
 struct counting {
   std::shared_ptr<calls> count = std::make_shared<calls>();
 
@@ -55,7 +55,7 @@ struct forgetful {
 
 }  // namespace
 
-TEST_CASE("any solver answers as the one inside") {
+TEST_CASE("any_solver answers like the solver inside") {
   const auto p = remat::testing::unit_training_chain(5);
   const auto peak = remat::evaluate(p, remat::store_all_schedule(p)).peak;
   for (auto budget : {peak, peak - 1}) {
@@ -66,10 +66,10 @@ TEST_CASE("any solver answers as the one inside") {
   CHECK(copy.name() == "counting");
   copy = any_solver(remat::store_all());
   CHECK(copy.name() == "store_all");
-  CHECK(any_solver(copy).name() == "store_all");  // not a solver within a solver
+  CHECK(any_solver(copy).name() == "store_all");  // not an any_solver within an any_solver
 }
 
-TEST_CASE("a curve of any solver is that of the one inside: one sweep") {
+TEST_CASE("a curve of any_solver uses the sweep of the solver inside") {
   const auto p = remat::testing::unit_training_chain(5);
   const auto peak = remat::evaluate(p, remat::store_all_schedule(p)).peak;
   const counting inside;
@@ -81,7 +81,7 @@ TEST_CASE("a curve of any solver is that of the one inside: one sweep") {
 
 namespace {
 
-/// Returns the schedule that it is given to begin with, if that fits.
+/// Returns its start schedule if that fits.
 struct stubborn {
   remat::schedule start = {};
   std::string name() const { return "stubborn"; }
@@ -97,7 +97,7 @@ static_assert(remat::warm_startable<stubborn> && !remat::warm_startable<remat::s
 
 }  // namespace
 
-TEST_CASE("any solver begins with what the one inside begins with") {
+TEST_CASE("any_solver passes the start schedule to the solver inside") {
   const auto p = remat::testing::unit_training_chain(5);
   const auto known = remat::store_all_schedule(p);
   remat::monitor m;
@@ -107,7 +107,7 @@ TEST_CASE("any solver begins with what the one inside begins with") {
   CHECK(any_solver(remat::store_all()).with_start(known).name() == "store_all");
 }
 
-TEST_CASE("an answer is never slower than the start, whatever the solver does with it") {
+TEST_CASE("an answer is never slower than the start schedule, whatever the solver does") {
   const auto p = remat::testing::unit_training_chain(5);
   const auto known = remat::store_all_schedule(p);
   const auto e = remat::evaluate(p, known);
@@ -115,12 +115,12 @@ TEST_CASE("an answer is never slower than the start, whatever the solver does wi
     const auto r = remat::solve(p, e.peak, s, remat::start_from(known));
     CHECK((r.found() && r.seconds <= e.seconds && r.peak <= e.peak));
     CHECK(remat::evaluate(p, r.schedule).seconds == r.seconds);
-    CHECK_FALSE(remat::solve(p, e.peak - 1, s, remat::start_from(known)).found());  // it does not fit
+    CHECK_FALSE(remat::solve(p, e.peak - 1, s, remat::start_from(known)).found());  // the start schedule does not fit
   }
   CHECK_THROWS_AS(remat::solve(p, e.peak, forgetful(), remat::start_from({})), remat::bad_schedule);
 }
 
-TEST_CASE("a curve of any solver without a sweep: budget by budget") {
+TEST_CASE("a curve of any_solver without a sweep solves each budget") {
   const auto p = remat::testing::unit_training_chain(5);
   const auto peak = remat::evaluate(p, remat::store_all_schedule(p)).peak;
   const auto curve = remat::pareto_curve(p, {peak, peak - 1}, any_solver(remat::store_all()));

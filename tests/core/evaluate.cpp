@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peak and time of schedules small enough to be worked out by hand; each rule of the execution model broken once.
+// Peak and time of schedules that were worked out by hand, and each rule of the execution model broken once.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ problem diamond(std::optional<remat::copy_rates> copies = std::nullopt, bool onc
                  {3}, copies);
 }
 
-/// The index of the step at which `s` breaks a rule, and why.
+/// The step at which `s` breaks a rule, and the reason.
 std::pair<std::size_t, std::string> fault(const problem& p, const schedule& s) {
   try {
     remat::evaluate(p, s);
@@ -43,7 +43,7 @@ std::pair<std::size_t, std::string> fault(const problem& p, const schedule& s) {
 
 }  // namespace
 
-TEST_CASE("store-all") {
+TEST_CASE("evaluate: the schedule store-all") {
   const auto p = diamond();
   const auto s = remat::store_all_schedule(p);
   CHECK(s.steps == std::vector<remat::step>{{compute, 0}, {compute, 1}, {compute, 2}, {drop, 1}, {drop, 2}});
@@ -56,23 +56,23 @@ TEST_CASE("store-all") {
   CHECK(e.ends == std::vector<double>{1, 3, 7, 7, 7});
 }
 
-TEST_CASE("workspace counts while the operation runs, and all of its outputs do, present or not") {
+TEST_CASE("evaluate: while an operation runs, its workspace and all of its outputs count, even outputs already on the device") {
   const problem p("two outputs", {{"u", 8}, {"w", 16}},
                   {{.name = "f", .inputs = {}, .outputs = {0, 1}, .seconds = 1, .workspace = 4}}, {0, 1});
   const auto e = remat::evaluate(p, {{{compute, 0}, {drop, 1}, {compute, 0}}});
-  CHECK(e.memory == std::vector<remat::bytes_t>{28, 8, 36});  // 8 on the device + 24 written anew + 4
+  CHECK(e.memory == std::vector<remat::bytes_t>{28, 8, 36});  // 8 on the device + 24 for the new outputs + 4
   CHECK(e.peak == 36);
   CHECK(e.recomputed == 1);
   CHECK(e.seconds == 2);
 }
 
-TEST_CASE("sources that are not held can be dropped, and count until then") {
+TEST_CASE("evaluate: a source that is not held counts until it is dropped") {
   const problem p("source", {{"x", 100}, {"y", 1}}, {{.name = "y", .inputs = {0}, .outputs = {1}, .seconds = 1}}, {1});
   CHECK(remat::evaluate(p, {{{compute, 0}, {drop, 0}}}).memory == std::vector<remat::bytes_t>{101, 1});
   CHECK(fault(p, {{{drop, 0}, {compute, 0}}}).first == 1);
 }
 
-TEST_CASE("problems without operations") {
+TEST_CASE("evaluate: problems without operations") {
   CHECK(remat::evaluate(problem(), {}).peak == 0);
   CHECK(remat::evaluate(problem(), remat::store_all_schedule(problem())).seconds == 0);
   const problem sources("sources", {{"held", 8, true}, {"other", 4}}, {}, {0});
@@ -82,42 +82,42 @@ TEST_CASE("problems without operations") {
   CHECK(fault(problem("missing", {{"a", 4}}, {{.name = "a", .inputs = {}, .outputs = {0}, .seconds = 1}}, {0}), {}).first == 0);
 }
 
-TEST_CASE("copies") {
-  // 10 bytes/s out, 20 bytes/s in, 0.5 s each.
+TEST_CASE("evaluate: copies") {
+  // 10 bytes/s to the host, 20 bytes/s to the device, 0.5 s latency each.
   const auto p = diamond(remat::copy_rates{.to_host = 10, .to_device = 20, .latency = 0.5});
 
-  SECTION("run beside computations, and a drop waits for its copy") {
+  SECTION("a copy runs beside computations, and a drop waits for the copy") {
     // a ends at 1; its copy takes 0.5 + 2 s until 3.5; b ends at 3; the drop waits until 3.5.
     const auto e = remat::evaluate(p, {{{compute, 0}, {offload, 1}, {compute, 1}, {drop, 1}, {prefetch, 1}, {compute, 2}}});
     CHECK(e.ends == std::vector<double>{1, 1, 3, 3.5, 3.5, 9});  // prefetch 0.5 + 1 s until 5, then c
     CHECK(e.memory == std::vector<remat::bytes_t>{30, 30, 65, 40, 60, 100});
     CHECK(e.seconds == 9);
   }
-  SECTION("a prefetch waits for its offload") {
+  SECTION("a prefetch waits for the offload of its value") {
     const auto q = problem("wait", {{"s", 100}, {"t", 1}}, {{.name = "t", .inputs = {0}, .outputs = {1}, .seconds = 1}}, {0, 1},
                            remat::copy_rates{.to_host = 100, .to_device = 50, .latency = 0});
     CHECK(remat::evaluate(q, {{{offload, 0}, {compute, 0}, {drop, 0}, {prefetch, 0}}}).seconds == 3);
     // The target arrives at 3 and the makespan includes it.
   }
-  SECTION("in one direction follow one another") {
+  SECTION("copies in one direction run one after another") {
     const auto e =
         remat::evaluate(p, {{{compute, 0}, {compute, 1}, {offload, 1}, {offload, 2}, {drop, 2}, {compute, 1}, {compute, 2}}});
     CHECK(e.ends[4] == Approx(3 + 2.5 + 3.5));
   }
-  SECTION("an input that is recomputed while it is copied in is there at once") {
+  SECTION("an input that is recomputed during its prefetch is available at once") {
     const auto e =
         remat::evaluate(p, {{{compute, 0}, {offload, 1}, {drop, 1}, {prefetch, 1}, {compute, 0}, {compute, 1}, {compute, 2}}});
     CHECK(e.ends[4] == 4.5);
     CHECK(e.seconds == 10.5);
   }
-  SECTION("in flight cannot be dropped before they arrive") {
+  SECTION("a value in flight is dropped only after it arrives") {
     const auto e = remat::evaluate(
         p, {{{compute, 0}, {offload, 1}, {drop, 1}, {prefetch, 1}, {drop, 1}, {compute, 0}, {compute, 1}, {compute, 2}}});
     CHECK(e.ends[4] == 5);
   }
 }
 
-TEST_CASE("every broken rule names its step") {
+TEST_CASE("evaluate: each broken rule names its step") {
   const auto p = diamond(remat::copy_rates{.to_host = 10, .to_device = 20, .latency = 0});
   using pair = std::pair<std::size_t, std::string>;
   CHECK(fault(p, {{{compute, 0}, {compute, 7}}}) == pair{1, "step 1 (compute 7): no such operation"});
@@ -134,7 +134,7 @@ TEST_CASE("every broken rule names its step") {
         pair{1, "step 1 (compute 0): a once-only operation is computed again"});
 }
 
-TEST_CASE("with_drops keeps at every step just what is wanted later") {
+TEST_CASE("with_drops keeps exactly the values that are used later") {
   std::mt19937_64 g(7);
   for (int round = 0; round < 300; ++round) {
     const auto p = remat::testing::random_problem(g, {.operations = 6, .sources = 3});
@@ -151,7 +151,7 @@ TEST_CASE("with_drops keeps at every step just what is wanted later") {
     const auto contains = [](const std::vector<remat::value_id>& all, remat::value_id v) {
       return std::find(all.begin(), all.end(), v) != all.end();
     };
-    const auto wanted_after = [&](remat::value_id v, std::size_t k) {  // by its next read, computation, or the end
+    const auto wanted_after = [&](remat::value_id v, std::size_t k) {  // by its next read, its next computation, or at the end
       for (++k; k < order.size(); ++k) {
         if (contains(p.operations()[order[k]].inputs, v)) return true;
         if (p.producer(v) == order[k]) return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiers, links, places and the next step: what makes no sense is refused, and the message names the culprit.
+// Tiers, links, places and the next step: inconsistent problems are refused, and the message names the culprit.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -36,7 +36,7 @@ std::string step_refusal(const std::function<void(step_parts&)>& change) {
 
 }  // namespace
 
-TEST_CASE("a problem says what it has beyond version 1") {
+TEST_CASE("a problem tells which of its features are beyond version 1 of the format") {
   CHECK(problem().plain());
   CHECK(problem().tiers().size() == 2);
   CHECK(problem().host() == host);
@@ -84,14 +84,14 @@ TEST_CASE("a problem says what it has beyond version 1") {
   }
 }
 
-TEST_CASE("other costs leave tiers, links and the next step as they are") {
+TEST_CASE("with_costs keeps tiers, links and the next step") {
   const step_parts x;
   const std::vector<double> seconds = {1, 2};
   const auto p = x.build().with_costs(seconds);
   CHECK((p.next() == x.next && p.links().size() == 2 && p.total_seconds() == 3));
 }
 
-TEST_CASE("other rates of copies leave all else as it is") {
+TEST_CASE("with_copies changes the rates of copies and nothing else") {
   step_parts x;
   x.system = {{{"device"}, {"host", 100}, {"disk"}}, {{host, disk, 3}}};
   const auto p = x.build();
@@ -109,7 +109,7 @@ TEST_CASE("other rates of copies leave all else as it is") {
   CHECK_THROWS_WITH(p.with_copies(remat::copy_rates{0, 1}), Catch::StartsWith("offload.to_host"));
 }
 
-TEST_CASE("tiers and links that make no sense are refused") {
+TEST_CASE("inconsistent tiers and links are refused") {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto system = [&](remat::memory_system s) {
     return step_refusal([&](auto& x) { x.copies.reset(), x.system = std::move(s); });
@@ -139,7 +139,7 @@ TEST_CASE("tiers and links that make no sense are refused") {
         }) == "offload: no tier beyond the device is called \"host\"");
 }
 
-TEST_CASE("places, overwrites and the next step that make no sense are refused") {
+TEST_CASE("inconsistent places, overwrites and next steps are refused") {
   CHECK(step_refusal([](auto&) {}) == "accepted");
   CHECK(step_refusal([](auto& x) { x.values[0].starts = disk; }) == "values[0].starts: no tier 2");
   CHECK(step_refusal([](auto& x) { x.values[2].ends = disk; }) == "values[2].ends: no tier 2");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `pareto_curve` promises whatever the solver does: order, sharing between points, limits and observers.
+// The contract of `pareto_curve` for any solver: order, sharing between points, limits and observers.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using remat::status;
 
 namespace {
 
-/// x -> a -> b -> c, x read by c again: 10 bytes each but for c, 1 s each. Store-all peaks at 30; 20 are enough if x is
+/// x -> a -> b -> c, and c also reads x. 10 bytes each except for c, 1 s each. Store-all peaks at 30 bytes; 20 are enough if x is
 /// computed twice.
 problem skip() {
   return problem("skip", {{"x", 10}, {"a", 10}, {"b", 10}, {"c", 0}},
@@ -36,7 +36,7 @@ problem skip() {
 
 const std::vector<remat::operation_id> twice = {0, 1, 2, 0, 3};
 
-/// Answers as the function given does, and counts.
+/// Answers with the given function, and counts the calls.
 struct scripted_search {
   std::function<result(bytes_t)> answer;
   int* calls;
@@ -48,7 +48,7 @@ struct scripted_search {
   }
 };
 
-/// The same, and answers all budgets in one call.
+/// `scripted_search` that answers all budgets in one call.
 struct sweeping : scripted_search {
   std::vector<bytes_t>* seen;
   std::vector<result> sweep(const problem&, std::span<const bytes_t> budgets, remat::monitor&) const {
@@ -77,13 +77,13 @@ std::vector<bytes_t> budgets_of(const std::vector<result>& curve) {
 static_assert(remat::sweeping_solver<sweeping> && !remat::sweeping_solver<scripted_search>);
 static_assert(remat::curve_observer<decltype([](const result&) {})> && !remat::curve_observer<decltype([](int) {})>);
 
-TEST_CASE("points come by falling budget, without duplicates, and what is impossible is not asked for") {
+TEST_CASE("a curve is sorted by falling budget without duplicates, and impossible budgets are not solved") {
   const auto p = skip();
   int calls = 0;
   const scripted_search s{[&](bytes_t) { return result{}; }, &calls};
   const auto curve = remat::pareto_curve(p, {10, 40, 25, 19, 40, 0}, s);
   CHECK(budgets_of(curve) == std::vector<bytes_t>{40, 25, 19, 10, 0});
-  CHECK(calls == 2);  // below 20 nothing can run c
+  CHECK(calls == 2);  // below 20 bytes c cannot run
   CHECK(curve[0].status == status::not_found);
   CHECK(curve[2].status == status::infeasible);
   CHECK(curve[2].budget_bound == 20);
@@ -91,7 +91,7 @@ TEST_CASE("points come by falling budget, without duplicates, and what is imposs
   CHECK(remat::pareto_curve(p, std::vector<bytes_t>{}, s).empty());
 }
 
-TEST_CASE("a schedule counts for every budget that it fits, a bound for every smaller one") {
+TEST_CASE("a schedule counts for all budgets that it fits, a bound for all smaller budgets") {
   const auto p = skip();
   int calls = 0;
   const scripted_search s{[&](bytes_t budget) {
@@ -116,7 +116,7 @@ TEST_CASE("a schedule counts for every budget that it fits, a bound for every sm
   }
 }
 
-TEST_CASE("what is optimal for more and fits less is not searched again") {
+TEST_CASE("a schedule that is optimal at a larger budget and fits a smaller one ends the search there") {
   const auto p = skip();
   int calls = 0;
   const scripted_search s{[&](bytes_t) {
@@ -130,7 +130,7 @@ TEST_CASE("what is optimal for more and fits less is not searched again") {
   for (const auto& r : curve) CHECK(r.status == status::optimal);
 }
 
-TEST_CASE("a proof for a larger budget spares the smaller ones, and every point has it") {
+TEST_CASE("a proof of infeasibility at a larger budget spares the smaller budgets, and all points report it") {
   const auto p = skip();
   int calls = 0;
   const scripted_search s{[&](bytes_t) {
@@ -147,13 +147,13 @@ TEST_CASE("a proof for a larger budget spares the smaller ones, and every point 
   }
 }
 
-TEST_CASE("a sweep gets the possible budgets once, and is judged") {
+TEST_CASE("a sweep gets each possible budget once, and its answers are judged") {
   const auto p = skip();
   int calls = 0;
   std::vector<bytes_t> seen;
   const auto answer = [&](bytes_t budget) {
     auto r = found(p, budget >= 30 ? std::vector<remat::operation_id>{0, 1, 2, 3} : twice);
-    r.seconds = 1;  // a lie
+    r.seconds = 1;  // deliberately wrong
     return r;
   };
   auto curve = remat::pareto_curve(p, {10, 20, 35}, sweeping{{answer, &calls}, &seen});
@@ -171,7 +171,7 @@ TEST_CASE("a sweep gets the possible budgets once, and is judged") {
   CHECK((curve[0].budget == largest && curve[1].budget == largest - 1 && curve[2].budget == remat::max_peak));
   CHECK((curve[0].seconds == 4 && curve[2].seconds == 4 && curve[3].seconds == 5));
 
-  struct silent : sweeping {  // has nothing to share
+  struct silent : sweeping {  // shares no answers
     std::vector<result> sweep(const problem&, std::span<const bytes_t>, remat::monitor&) const { return {}; }
   };
   curve = remat::pareto_curve(p, {20, 35}, silent{{{answer, &calls}, &seen}});
@@ -186,7 +186,7 @@ TEST_CASE("a sweep gets the possible budgets once, and is judged") {
   CHECK_THROWS_AS(remat::pareto_curve(p, {20, 35}, sweeping{{over, &calls}, &seen}), remat::broken_contract);
 }
 
-TEST_CASE("a bound on the budget that a schedule contradicts is found out") {
+TEST_CASE("a bound on the budget that contradicts a schedule is a broken contract") {
   const auto p = skip();
   int calls = 0;
   const scripted_search s{[&](bytes_t budget) {
@@ -198,7 +198,7 @@ TEST_CASE("a bound on the budget that a schedule contradicts is found out") {
   CHECK_THROWS_AS(remat::pareto_curve(p, {50, 40}, s), remat::broken_contract);
 }
 
-TEST_CASE("observers see progress and points, and stop") {
+TEST_CASE("observers of a curve see progress and points, and can stop the curve") {
   const auto p = skip();
   int calls = 0;
   std::vector<bytes_t> points;
@@ -216,20 +216,20 @@ TEST_CASE("observers see progress and points, and stop") {
   calls = 0;
   const auto curve = remat::pareto_curve(p, {23, 26, 29}, s, {}, [](const remat::progress&) { return control::stop; });
   CHECK(calls == 1);
-  CHECK(curve[2].found());  // the schedule of the first point fits the others
+  CHECK(curve[2].found());  // the schedule of the first point fits the other budgets
   calls = 0;
   remat::pareto_curve(p, {23, 26, 29}, s, {.seconds = 0});
   CHECK(calls == 0);
 }
 
-TEST_CASE("options of curves out of range are named") {
+TEST_CASE("pareto_curve names options that are out of range") {
   const auto p = skip();
   CHECK_THROWS_WITH(remat::pareto_curve(p, {3, -1}, remat::store_all{}), Catch::Contains("-1"));
   CHECK_THROWS_WITH(remat::pareto_curve(p, {3}, remat::store_all{}, {.threads = 0}), Catch::Contains("limits.threads"));
   CHECK_THROWS_WITH(remat::pareto_curve(p, remat::evenly{0}, remat::store_all{}), Catch::Contains("evenly"));
 }
 
-TEST_CASE("evenly spaced budgets reach from the smallest found to the one of store-all") {
+TEST_CASE("evenly spaced budgets range from the smallest found to the peak of store-all") {
   const auto p = remat::testing::transformer_training_graph(2);
   const auto curve = remat::pareto_curve(p, remat::evenly{7}, remat::min_cut{});
   REQUIRE(curve.size() == 7);
@@ -244,7 +244,7 @@ TEST_CASE("evenly spaced budgets reach from the smallest found to the one of sto
   CHECK(remat::pareto_curve(problem(), remat::evenly{5}, remat::min_cut{}).size() == 1);  // all budgets are 0
 }
 
-TEST_CASE("curves of random problems are monotone, at least as good as single searches, and never better than possible") {
+TEST_CASE("curves of random problems are monotone, no worse than single searches, and never better than the optimum") {
   std::mt19937_64 g(11);
   for (int round = 0; round < 150; ++round) {
     const auto p = remat::testing::random_problem(g, {.operations = 6, .once = round % 3 == 0 ? 20 : 0});

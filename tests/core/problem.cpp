@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever is wrong with a problem is refused, and the message names the culprit.
+// Invalid problems are refused, and the message names the culprit.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -15,7 +15,7 @@ using remat::problem;
 
 namespace {
 
-/// x (held) -> a -> b, with c reading both.
+/// x (held) -> a -> b, and c reads both a and b.
 struct parts {
   std::vector<remat::value> values = {{"x", 10, true}, {"a", 20}, {"b", 30}, {"c", 40}};
   std::vector<remat::operation> operations = {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1},
@@ -38,7 +38,7 @@ std::string refusal(const parts& x) {
 
 }  // namespace
 
-TEST_CASE("a valid problem and what it derives") {
+TEST_CASE("a valid problem and its derived quantities") {
   const auto p = parts{}.build();
   CHECK(p.name() == "small");
   CHECK(p.operations()[2].inputs == std::vector<remat::value_id>{1, 2});
@@ -55,7 +55,7 @@ TEST_CASE("a valid problem and what it derives") {
   CHECK(problem().values().empty());
 }
 
-TEST_CASE("nothing, sources only, and operations that yield nothing are problems") {
+TEST_CASE("problems may have no operations, only sources, or operations without outputs") {
   const problem nothing("nothing", {}, {}, {});
   CHECK(nothing.source_bytes() == 0);
   CHECK(nothing.total_seconds() == 0);
@@ -70,7 +70,7 @@ TEST_CASE("nothing, sources only, and operations that yield nothing are problems
   CHECK_THAT(refusal(x), Catch::Contains("operations[0].outputs") && Catch::Contains("no value 1"));
 }
 
-TEST_CASE("costs out of range name the member") {
+TEST_CASE("the error for a cost out of range names the member") {
   const double infinity = std::numeric_limits<double>::infinity();
   for (double seconds : {-1.0, std::nan(""), infinity, -infinity}) {
     parts x;
@@ -101,7 +101,7 @@ TEST_CASE("sizes are limited one by one and in total") {
   CHECK_THAT(refusal(x), Catch::Contains("operations[2].workspace"));
 }
 
-TEST_CASE("indices out of range, second producers and wrong orders name operation and value") {
+TEST_CASE("errors for bad indices, second producers and wrong orders name the operation and the value") {
   parts x;
   x.operations[1].inputs = {9};
   CHECK_THAT(refusal(x), Catch::Contains("operations[1].inputs") && Catch::Contains("no value 9"));
@@ -129,7 +129,7 @@ TEST_CASE("indices out of range, second producers and wrong orders name operatio
   CHECK_THAT(refusal(x), Catch::Contains("values[1].held"));
 }
 
-TEST_CASE("where the backward begins is an operation") {
+TEST_CASE("backward_start must be an operation") {
   const parts x;
   const auto make = [&](remat::operation_id first) {
     return remat::problem("", x.values, x.operations, x.targets, x.copies, first);
@@ -139,7 +139,7 @@ TEST_CASE("where the backward begins is an operation") {
   CHECK_THROWS_WITH(make(3), "backward_start: no operation 3");
 }
 
-TEST_CASE("other costs for the same problem") {
+TEST_CASE("with_costs changes costs and nothing else") {
   const parts x;
   const remat::problem p("p", x.values, x.operations, x.targets, remat::copy_rates{1, 2, 3}, 1);
   const std::vector<double> seconds = {5, 6, 7};
@@ -156,7 +156,7 @@ TEST_CASE("other costs for the same problem") {
   CHECK_THROWS_WITH(p.with_costs(std::vector<double>{1, 2, -3}), Catch::StartsWith("operations[2].seconds"));
 }
 
-TEST_CASE("rates of copies name the member") {
+TEST_CASE("the error for a bad rate of copies names the member") {
   const double infinity = std::numeric_limits<double>::infinity();
   parts x;
   for (double bad : {0.0, -1.0, infinity, std::nan("")}) {

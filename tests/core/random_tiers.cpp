@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random schedules on several tiers: a period is that of the list executed many times, no tier ever needs more than in the order
-// of the list, and what is plain is judged alike by both sets of rules.
+// Random schedules on several tiers. The period equals that of an unrolled schedule, no delay makes a tier need more than
+// `evaluate` reports, and both sets of rules judge plain schedules alike.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct tiers_case {
   remat::evaluation costs;
 };
 
-/// A random valid schedule and its problem.
+/// A random valid schedule, and its problem.
 tiers_case valid_case(std::mt19937_64& g, bool cyclic) {
   for (;;) {
     auto p = remat::testing::random_tiers_problem(g);
@@ -46,11 +46,11 @@ tiers_case valid_case(std::mt19937_64& g, bool cyclic) {
   }
 }
 
-/// So many turns of a cyclic schedule as one schedule that is not; each ends with an operation that takes no time.
+/// A number of turns of a cyclic schedule, unrolled into one schedule. An operation that takes no time ends each turn.
 struct unrolled {
   remat::problem problem;
   remat::schedule schedule;
-  std::vector<std::size_t> marks;  // the steps of those operations
+  std::vector<std::size_t> marks;  // the steps that end the turns
 };
 
 unrolled unroll(const tiers_case& c, std::size_t turns) {
@@ -115,8 +115,8 @@ unrolled unroll(const tiers_case& c, std::size_t turns) {
   return u;
 }
 
-/// Memory of each tier in time if everything takes up to three times as long: what begins waits for what it needs, as a runtime
-/// would, and takes its room when it begins; what is freed is free when nothing uses it.
+/// Memory of each tier if every action takes up to three times as long. An action waits for its inputs, as in a runtime, and
+/// takes its memory when it begins. A freed value gives its memory back once nothing uses it.
 std::vector<remat::bytes_t> delayed_peaks(std::mt19937_64& g, const problem& p, const schedule& s) {
   struct state {
     double made = 0, used = 0;
@@ -204,7 +204,7 @@ std::vector<remat::bytes_t> delayed_peaks(std::mt19937_64& g, const problem& p, 
 
 }  // namespace
 
-TEST_CASE("the period is that of the list executed many times") {
+TEST_CASE("the period of a cyclic schedule equals that of many unrolled turns") {
   std::mt19937_64 g(11);
   constexpr std::size_t turns = 40;
   int settled = 0, hidden = 0;
@@ -216,7 +216,7 @@ TEST_CASE("the period is that of the list executed many times") {
     const auto length = [&](std::size_t turn) { return e.ends[u.marks[turn]] - e.ends[u.marks[turn - 1]]; };
     bool same = true;
     for (std::size_t turn = 17; turn < turns; ++turn) same = same && length(turn) == Approx(length(16)).margin(1e-9);
-    if (same) CHECK(c.costs.seconds >= length(turns - 1) - 1e-9);  // more, where work elsewhere piles up that nothing waits for
+    if (same) CHECK(c.costs.seconds >= length(turns - 1) - 1e-9);  // more, where work that nothing waits for piles up elsewhere
     settled += c.costs.seconds == Approx(length(turns - 1)).margin(1e-9);
     hidden += e.ends[u.marks[0]] != Approx(length(turns - 1));
     for (std::size_t turn = 10; turn < 20 && c.costs.seconds == Approx(length(9)).margin(1e-9); ++turn)
@@ -226,7 +226,7 @@ TEST_CASE("the period is that of the list executed many times") {
   CHECK(hidden >= 60);  // the first turn is not typical
 }
 
-TEST_CASE("no tier ever needs more than in the order of the list, however late things are") {
+TEST_CASE("delays never make a tier need more memory than evaluate reports") {
   std::mt19937_64 g(12);
   int reached = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -242,7 +242,7 @@ TEST_CASE("no tier ever needs more than in the order of the list, however late t
   CHECK(reached > 1000);
 }
 
-TEST_CASE("plain schedules are judged alike by both sets of rules") {
+TEST_CASE("both sets of rules judge plain schedules alike") {
   std::mt19937_64 g(13);
   int valid = 0, broken = 0, copied = 0;
   for (int round = 0; round < 3000; ++round) {

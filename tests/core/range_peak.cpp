@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rooms build on: ranges of bytes, and topological orders.
+// Tools of the core: ranges of bytes, and topological orders.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 using remat::bytes_t;
 using remat::testing::uniform;
 
-TEST_CASE("range_peak agrees with an array") {
+TEST_CASE("range_peak agrees with a plain array") {
   std::mt19937_64 g(2);
   for (int round = 0; round < 200; ++round) {
     std::vector<bytes_t> plain(static_cast<std::size_t>(uniform(g, 1, 40)));
@@ -38,7 +38,7 @@ TEST_CASE("range_peak agrees with an array") {
   }
 }
 
-TEST_CASE("topological_order: inputs first, then the least key, and nothing behind a cycle") {
+TEST_CASE("topological_order puts inputs first, then the least key, and leaves out cycles and what depends on them") {
   using remat::topological_order;
   const auto key = [](std::size_t v) { return 10 - v / 2; };
   CHECK(topological_order({{}, {}, {}, {0}, {3, 3}}, key) == std::vector<std::size_t>{2, 0, 3, 4, 1});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `solve` promises whatever the solver does: observers, limits, judgement of the schedule.
+// The contract of `solve` for any solver: observers, limits, judgement of the schedule.
 #include <catch2/catch.hpp>
 
 #include <chrono>
@@ -33,7 +33,7 @@ problem chain() {
                  {2});
 }
 
-/// Reports `reports` times, as long as nobody stops it, and returns the result given.
+/// Reports `reports` times unless it is stopped, and returns the given result.
 struct scripted {
   int reports = 0;
   result answer = {};
@@ -57,7 +57,7 @@ result with(const problem& p, status s) {
 
 }  // namespace
 
-TEST_CASE("observers see every report, in the order given, and on time") {
+TEST_CASE("observers see every report in order, with the elapsed time") {
   std::string seen;
   double last = 0;
   remat::solve(
@@ -77,14 +77,14 @@ TEST_CASE("observers see every report, in the order given, and on time") {
 
 namespace {
 
-/// Reports two schedules, the second smaller, and returns the second.
+/// Reports two schedules, of which the second needs less memory, and returns the second.
 struct anytime {
   remat::schedule last;
   std::string name() const { return "anytime"; }
   result solve(const problem& p, remat::bytes_t, remat::monitor& m) const {
     remat::schedule first;
     for (remat::operation_id o = 0; o < p.operations().size(); ++o) first.compute(o);
-    m.report({.stage = "first", .best = 99, .schedule = &first});  // says the wrong time
+    m.report({.stage = "first", .best = 99, .schedule = &first});  // with a wrong time
     m.report({.stage = "second", .best = 3, .schedule = &last});
     m.report({.stage = "no schedule", .best = 3});
     result r;
@@ -96,7 +96,7 @@ struct anytime {
 
 }  // namespace
 
-TEST_CASE("observers get the schedule of the best, judged") {
+TEST_CASE("observers get the schedule of each report, with its evaluated time and peak") {
   const auto p = chain();
   std::vector<std::pair<double, remat::bytes_t>> seen;
   remat::solve(p, 100, anytime{remat::store_all_schedule(p)}, {}, [&](const progress& now) {
@@ -111,7 +111,7 @@ TEST_CASE("observers get the schedule of the best, judged") {
   CHECK(seen == std::vector<std::pair<double, remat::bytes_t>>{{3, 30}, {3, 20}});
 }
 
-TEST_CASE("a schedule that is reported and is none breaks the contract") {
+TEST_CASE("reporting an invalid schedule breaks the contract") {
   const auto p = chain();
   const auto watch = [](const progress&) {};
   CHECK_THROWS_WITH(remat::solve(p, 100, anytime{{}}, {}, watch), Catch::Contains("reports an invalid schedule"));
@@ -119,7 +119,7 @@ TEST_CASE("a schedule that is reported and is none breaks the contract") {
                     Catch::Contains("30 bytes") && Catch::Contains("20"));
 }
 
-TEST_CASE("a stop by any observer ends the search; the others are told still") {
+TEST_CASE("a stop by any observer ends the search, and the other observers still get the report") {
   int polls = 0, told = 0;
   const auto r = remat::solve(
       chain(), 100, scripted{.reports = 10, .polls = &polls}, {},
@@ -130,13 +130,13 @@ TEST_CASE("a stop by any observer ends the search; the others are told still") {
   CHECK_FALSE(r.found());
 }
 
-TEST_CASE("a time limit of zero lets a solver do nothing") {
+TEST_CASE("with a time limit of zero a solver does nothing") {
   int polls = 0;
   remat::solve(chain(), 100, scripted{.reports = 10, .polls = &polls}, {.seconds = 0});
   CHECK(polls == 0);
 }
 
-TEST_CASE("a solver that ends without a schedule says why") {
+TEST_CASE("a solver that ends without a schedule gives a status and a reason") {
   const auto p = chain();
   CHECK(remat::solve(p, 100, scripted{}).status == status::not_found);
   CHECK(remat::solve(p, 100, scripted{}, {.seconds = 0}).status == status::time_limit);
@@ -156,7 +156,7 @@ TEST_CASE("a solver that ends without a schedule says why") {
   CHECK(stored.reason == "store-all needs 31 bytes");
 }
 
-TEST_CASE("numbers of a result are those of evaluate") {
+TEST_CASE("the numbers of a result come from evaluate") {
   const auto p = chain();
   auto answer = with(p, status::feasible);
   answer.peak = 1;
@@ -169,11 +169,11 @@ TEST_CASE("numbers of a result are those of evaluate") {
   CHECK(r.budget == 20);
   CHECK(r.solver == "scripted");
   CHECK(r.smallest_budget == 20);
-  CHECK(r.bound == 3);  // the sum of what is needed
+  CHECK(r.bound == 3);  // the seconds of all needed operations
   CHECK(r.status == status::optimal);
 }
 
-TEST_CASE("bounds that a schedule contradicts are found out, whoever knows the schedule") {
+TEST_CASE("a bound that contradicts the returned schedule or the start schedule is a broken contract") {
   const auto p = chain();  // takes 3 s, and 20 bytes
   auto slow = with(p, status::feasible), large = slow;
   slow.bound = 3.1;
@@ -186,7 +186,7 @@ TEST_CASE("bounds that a schedule contradicts are found out, whoever knows the s
                     remat::broken_contract);
   }
   CHECK_THROWS_WITH(remat::solve(p, 100, scripted{.answer = slow}), Catch::Contains("scripted") && Catch::Contains("3.1"));
-  slow.bound = 3 * (1 + 1e-12);  // no more than rounding
+  slow.bound = 3 * (1 + 1e-12);  // within rounding
   CHECK(remat::solve(p, 100, scripted{.answer = slow}).status == status::optimal);
   const auto layers = remat::testing::unit_training_chain(5);
   large.status = status::not_found;
@@ -194,18 +194,18 @@ TEST_CASE("bounds that a schedule contradicts are found out, whoever knows the s
   CHECK_THROWS_AS(remat::smallest_budget(layers, scripted{.answer = large}), remat::broken_contract);
 }
 
-TEST_CASE("one stop_at serves many searches") {
+TEST_CASE("one stop_at can be used for several searches") {
   const auto p = chain();
   int polls = 0;
   const scripted s{.reports = 5, .answer = with(p, status::feasible), .polls = &polls};
-  const remat::stop_at when{.seconds = 8, .patience = 1e9};  // the third report, of 8 s
+  const remat::stop_at when{.seconds = 8, .patience = 1e9};  // stops at the third report, of 8 s
   for (int search = 1; search <= 3; ++search) {
     remat::solve(p, 100, s, {}, when);
     CHECK(polls == 3 * search);
   }
 }
 
-TEST_CASE("a monitor knows for how long nothing better came, and forgets it when it restarts") {
+TEST_CASE("a monitor knows the time since the last improvement, and resets it on restart") {
   std::vector<double> idle;
   remat::monitor m({}, [&](const progress& now) {
     idle.push_back(now.idle);
@@ -225,19 +225,19 @@ TEST_CASE("a monitor knows for how long nothing better came, and forgets it when
   CHECK(idle[3] == 0);
 }
 
-TEST_CASE("solvers that break their contract are found out") {
+TEST_CASE("an invalid schedule and a schedule over the budget break the contract") {
   const auto p = chain();
   auto invalid = with(p, status::feasible);
   invalid.schedule.steps.pop_back();
   invalid.schedule.steps.erase(invalid.schedule.steps.begin());
   CHECK_THROWS_AS(remat::solve(p, 100, scripted{.answer = invalid}), remat::broken_contract);
-  // Over the budget: the peak is 20 and the bound without search is 20, so spend more by keeping everything.
+  // Over the budget: 20 bytes are possible, but this schedule keeps everything.
   auto greedy = with(p, status::optimal);
   greedy.schedule.steps = {{remat::action::compute, 0}, {remat::action::compute, 1}, {remat::action::compute, 2}};
   CHECK_THROWS_WITH(remat::solve(p, 20, scripted{.answer = greedy}), Catch::Contains("30 bytes") && Catch::Contains("20"));
 }
 
-TEST_CASE("infeasible: proven without search, or by the solver") {
+TEST_CASE("a budget is infeasible by the bound without search, or by a proof of the solver") {
   const auto p = chain();
   int polls = 0;
   auto r = remat::solve(p, 19, scripted{.reports = 1, .answer = with(p, status::feasible), .polls = &polls});
@@ -256,7 +256,7 @@ TEST_CASE("infeasible: proven without search, or by the solver") {
   CHECK(r.budget_bound == largest);
 }
 
-TEST_CASE("options out of range are named") {
+TEST_CASE("solve names options that are out of range") {
   const auto p = chain();
   const scripted s;
   CHECK_THROWS_WITH(remat::solve(p, -1, s), Catch::Contains("budget") && Catch::Contains("-1"));
@@ -268,7 +268,7 @@ TEST_CASE("options out of range are named") {
   CHECK_THROWS_WITH(remat::solve(p, 1, s, {.gap = 1}), Catch::Contains("limits.gap"));
 }
 
-TEST_CASE("solve is re-entrant: one problem and one solver in several threads") {
+TEST_CASE("solve is re-entrant: several threads share one problem and one solver") {
   const auto p = chain();
   const scripted s{.reports = 100, .answer = with(p, status::feasible)};
   std::vector<result> results(4);

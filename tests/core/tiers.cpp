@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules on several tiers, small enough to be worked out by hand; each rule broken once.
+// Schedules on several tiers that were worked out by hand, and each rule broken once.
 #include <catch2/catch.hpp>
 
 #include <functional>
@@ -28,7 +28,7 @@ using remat::testing::step_parts;
 
 namespace {
 
-/// The step at which `s` breaks a rule, and why.
+/// The step at which the changed schedule breaks a rule, and the reason.
 std::pair<std::size_t, std::string> step_fault(const problem& p, const std::function<void(schedule&)>& change) {
   auto s = host_step();
   change(s);
@@ -40,7 +40,7 @@ std::pair<std::size_t, std::string> step_fault(const problem& p, const std::func
   return {0, "valid"};
 }
 
-/// Links up, down, and to and from a disk.
+/// Tiers device, host and disk, with links between device and host and between host and disk.
 remat::memory_system three_tiers(std::optional<remat::bytes_t> host_budget = std::nullopt) {
   return {{{"device"}, {"host", host_budget}, {"disk"}},
           {{device, host, 10, 0, "up"}, {host, device, 10, 0, "down"}, {host, disk, 2, 1}, {disk, host, 2, 1}}};
@@ -50,7 +50,7 @@ remat::memory_system three_tiers(std::optional<remat::bytes_t> host_budget = std
 
 TEST_CASE("an optimizer on the host") {
   step_parts x;
-  SECTION("once") {
+  SECTION("a single step") {
     x.next = {};
     const auto e = remat::evaluate(x.build(), host_step());
     // w is there at 1, g at 5, and on the host at 6, where the update ends at 9.
@@ -63,7 +63,7 @@ TEST_CASE("an optimizer on the host") {
     REQUIRE(e.copies.size() == 2);
     CHECK((e.copies[1].step == 3 && e.copies[1].begin == 5 && e.copies[1].end == 6));
   }
-  SECTION("again and again: w is the last that is updated, and the first that is read") {
+  SECTION("repeated steps in which the last updated weight is the first to be read") {
     const auto e = remat::evaluate(x.build(), host_step());
     CHECK(e.seconds == 9);
     CHECK(e.peaks == std::vector<remat::bytes_t>{20, 20});
@@ -71,7 +71,7 @@ TEST_CASE("an optimizer on the host") {
     CHECK((e.copies[0].begin == 3 && e.copies[0].end == 4));  // it waits for the update of the step before
     CHECK(e.ends == std::vector<double>{0, 8, 8, 8, 9, 12, 9});
   }
-  SECTION("that is hidden: the next step reads another weight first") {
+  SECTION("repeated steps in which the next step reads another weight first hide the update") {
     x.values = {{.name = "w", .bytes = 10, .starts = host},
                 {"g", 10},
                 {.name = "w'", .bytes = 10, .ends = host},
@@ -94,8 +94,8 @@ TEST_CASE("an optimizer on the host") {
   }
 }
 
-TEST_CASE("a queue that fills up slowly is found, however long it does no harm") {
-  // The host needs 11 s for what the device makes in 10 s, and the device reads it 9.5 s after its step has begun.
+TEST_CASE("a queue that grows slowly is found, even if it does no harm for many steps") {
+  // The host needs 11 s of work per step of 10 s, and the device reads the result 9.5 s after its step has begun.
   const remat::memory_system system{{}, {{device, host, 1e9}, {host, device, 1e9}}};
   const problem p("slow host",
                   {{.name = "w", .bytes = 0, .starts = host}, {"y", 0}, {"g", 0}, {.name = "w'", .bytes = 0, .ends = host}},
@@ -113,10 +113,10 @@ TEST_CASE("a queue that fills up slowly is found, however long it does no harm")
   s.drop(2);
   s.compute(2);
   s.drop(2, host);
-  CHECK(remat::evaluate(p, s).seconds == Approx(11.5));  // the update, and what it waits for
+  CHECK(remat::evaluate(p, s).seconds == Approx(11.5));  // the update, and the copies it waits for
 }
 
-TEST_CASE("room on another tier is there when it is free, and nothing before waits for it") {
+TEST_CASE("a copy to another tier waits until there is room, and nothing before it waits") {
   const problem p("disk", {{"a", 10}, {"b", 10}}, {}, {0, 1}, std::nullopt, std::nullopt, three_tiers(10));
   schedule s;
   s.copy(0, device, host);  // until 1
@@ -127,7 +127,7 @@ TEST_CASE("room on another tier is there when it is free, and nothing before wai
   CHECK(e.peaks == std::vector<remat::bytes_t>{20, 10, 10});
   REQUIRE(e.copies.size() == 3);
   CHECK((e.copies[1].begin == 1 && e.copies[1].end == 7 && e.copies[2].begin == 7));
-  CHECK(e.seconds == 0);  // the targets never left
+  CHECK(e.seconds == 0);  // the targets never left the device
   s.drop(1);
   CHECK_THROWS_WITH(remat::evaluate(p, s), "target 1 is not on the device at the end");
   s.copy(1, host, device);
@@ -136,7 +136,7 @@ TEST_CASE("room on another tier is there when it is free, and nothing before wai
   CHECK(e.seconds == 9);
 }
 
-TEST_CASE("a computation elsewhere needs its workspace until it ends") {
+TEST_CASE("a computation on another tier needs its workspace until it ends") {
   auto make = [](remat::bytes_t workspace) {
     return problem("workspace", {{"a", 10}, {.name = "b", .bytes = 1, .starts = host}, {"c", 1}},
                    {{.name = "c", .inputs = {1}, .outputs = {2}, .seconds = 3, .workspace = workspace, .on = host}}, {0},
@@ -152,10 +152,10 @@ TEST_CASE("a computation elsewhere needs its workspace until it ends") {
   again.compute(0);
   again.compute(0);
   again.copy(0, device, host);
-  CHECK(remat::evaluate(make(0), again).copies[0].begin == 6);  // until then c is there twice
+  CHECK(remat::evaluate(make(0), again).copies[0].begin == 6);  // until then c is on the host twice
 }
 
-TEST_CASE("links with one stream share a queue") {
+TEST_CASE("links of one stream share a queue") {
   auto system = three_tiers();
   const auto ends = [&] {
     const problem p("queue", {{"a", 10}, {.name = "b", .bytes = 10, .starts = host}}, {}, {0}, std::nullopt, std::nullopt,
@@ -170,7 +170,7 @@ TEST_CASE("links with one stream share a queue") {
   CHECK(ends() == 2);
 }
 
-TEST_CASE("a value that starts or ends anywhere") {
+TEST_CASE("values that may start or end on any tier") {
   const problem p("any",
                   {{.name = "a", .bytes = 10, .held = true, .starts = any_tier}, {.name = "b", .bytes = 4, .ends = any_tier}},
                   {{.name = "b", .inputs = {0}, .outputs = {1}}}, {1}, std::nullopt, std::nullopt, three_tiers());
@@ -185,7 +185,7 @@ TEST_CASE("a value that starts or ends anywhere") {
       drop_a_there(remat::action::drop, 0, host);
   CHECK(from({{0, device}}, run).peaks == std::vector<remat::bytes_t>{14, 0, 0});
   CHECK(from({{0, host}}, down, run).seconds == 1);
-  CHECK(from({{0, host}}, down, run, drop_a).peaks == std::vector<remat::bytes_t>{14, 10, 0});  // held on the host, a copy here
+  CHECK(from({{0, host}}, down, run, drop_a).peaks == std::vector<remat::bytes_t>{14, 10, 0});  // held on the host, copied here
   CHECK(from({{0, device}}, run, up, drop_b).seconds == Approx(0.4));
   CHECK(from({{0, device}}, run, up).seconds == 0);  // it is on the device all the time
   CHECK_THROWS_WITH(from({{0, device}}, run, drop_a), "step 1 (drop 0): a held value is dropped");
@@ -199,7 +199,7 @@ TEST_CASE("a value that starts or ends anywhere") {
   CHECK_THROWS_WITH(remat::evaluate(problem(), {{}, {{0, host}}}), "starts[0]: no value 0");
 }
 
-TEST_CASE("every broken rule of several tiers names its step") {
+TEST_CASE("each broken rule of several tiers names its step") {
   using pair = std::pair<std::size_t, std::string>;
   const auto p = step_parts{}.build();
   const auto steps = [](std::size_t at, remat::step x) { return [=](schedule& s) { s.steps[at] = x; }; };
@@ -253,7 +253,7 @@ TEST_CASE("every broken rule of several tiers names its step") {
         }) == pair{9, "value 3 is not on the host at the end, as the next step begins"});
 }
 
-TEST_CASE("whoever knows no tiers refuses them, and says why") {
+TEST_CASE("solvers without support for tiers refuse them with a reason") {
   const auto p = step_parts{}.build();
   const auto r = remat::solve(p, 1000, remat::store_all{});
   CHECK(r.status == remat::status::not_applicable);
@@ -304,10 +304,10 @@ TEST_CASE("whoever knows no tiers refuses them, and says why") {
     CHECK((curve[i].budget == 30 - 5 * static_cast<remat::bytes_t>(i) && curve[i].seconds == 9));
 }
 
-TEST_CASE("what store-all would need with everything on the device") {
+TEST_CASE("measure_store_all counts everything as if it were on the device") {
   const auto all = remat::measure_store_all(step_parts{}.build());
   CHECK(all.peak == 30);
-  CHECK(all.seconds == 4);  // the host's operation is not the device's
+  CHECK(all.seconds == 4);  // the operation of the host does not count
   const problem plain("plain", {{"a", 1}, {"b", 2}}, {{"b", {0}, {1}, 3, 4}}, {1});
   CHECK((remat::measure_store_all(plain).peak == 7 && remat::measure_store_all(plain).seconds == 3));
 }

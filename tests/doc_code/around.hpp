@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the examples in the comments of public headers leave to the reader: a network, its costs, a problem, a solver. The first
-// example of <remat/graph/dag.hpp> comes before this file; it defines `network`.
+// Declarations that the examples in public comments leave out: a network, its costs, a problem, a solver. The first example of
+// <remat/graph/dag.hpp> precedes this file; it defines `network`.
 #include <cstdint>
 #include <iostream>
 #include <map>

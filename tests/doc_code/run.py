@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles every example (`@code`) in the comments of public headers. Each is the body of a function; around.hpp declares the names
-that examples share. Examples with templates or preprocessor lines stand outside of functions.
+"""Compiles every example (`@code`) in the comments of public headers. An example becomes the body of a function;
+around.hpp declares the names that examples share. Examples with templates or preprocessor lines stand outside of functions.
 
 usage: run.py COMPILER... -- FLAG...
 """

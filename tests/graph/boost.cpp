@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Boost graphs of every storage, with property maps as costs.
+// Boost graphs of all storage types, with property maps as costs.
 #include <catch2/catch.hpp>
 
 #include <string>
@@ -36,7 +36,7 @@ static_assert(remat::dag<boost::reverse_graph<bidirectional>>);
 static_assert(!remat::dag<boost::adjacency_list<boost::vecS, boost::vecS, boost::undirectedS>>);      // no direction
 static_assert(!remat::dag<boost::adjacency_list<boost::vecS, boost::listS, boost::bidirectionalS>>);  // no vertex_index
 
-/// b <- a -> c, d reads b and c.
+/// a -> b, a -> c; d reads b and c.
 const std::vector<std::pair<int, int>> edges = {{0, 1}, {0, 2}, {1, 3}, {2, 3}};
 
 template <class G>
@@ -59,7 +59,7 @@ void check_diamond(const remat::problem& p) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("property maps inside a graph", "", directed, bidirectional, matrix) {
+TEMPLATE_TEST_CASE("freeze reads costs from property maps inside a Boost graph", "", directed, bidirectional, matrix) {
   const auto g = diamond<TestType>();
   const remat::table costs{remat::seconds_of(get(&op::seconds, g)), remat::bytes_of(get(&op::bytes, g)),
                            remat::name_of(get(&op::name, g))};
@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("property maps inside a graph", "", directed, bidirectional, 
   CHECK(f.problem.values()[1].name == "b");
 }
 
-TEST_CASE("property maps outside a graph, and vertices that are no numbers") {
+TEST_CASE("freeze reads property maps outside a Boost graph, with vertices that are not numbers") {
   listed g;
   std::vector<listed::vertex_descriptor> v;
   for (int i = 0; i < 4; ++i) v.push_back(add_vertex(boost::property<boost::vertex_index_t, int>(i), g));
@@ -86,7 +86,7 @@ TEST_CASE("property maps outside a graph, and vertices that are no numbers") {
   CHECK(f.operations == v);
 }
 
-TEST_CASE("compressed and reversed graphs") {
+TEST_CASE("freeze takes compressed and reversed Boost graphs") {
   const sparse g(boost::edges_are_sorted, edges.begin(), edges.end(), 4);
   const auto one = [](auto) { return 1; };
   const remat::table costs{remat::seconds_of(one), remat::bytes_of(one)};
@@ -95,7 +95,7 @@ TEST_CASE("compressed and reversed graphs") {
   CHECK(remat::freeze(boost::make_reverse_graph(b), costs).operations == std::vector<std::size_t>{3, 1, 2, 0});
 }
 
-TEST_CASE("a cycle in a Boost graph") {
+TEST_CASE("freeze names the cycle of a Boost graph") {
   auto g = diamond<directed>();
   add_edge(3, 0, g);
   const remat::table costs{remat::seconds_of(get(&op::seconds, g)), remat::bytes_of(get(&op::bytes, g)),

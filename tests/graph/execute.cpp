@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules run by a visitor see the vertices of the graph, and nothing runs that cannot run to its end.
+// `execute` hands the vertices of the graph to a visitor, and runs nothing if the schedule cannot run to its end.
 #include <catch2/catch.hpp>
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct remat::dag_traits<training_network> {
 
 namespace {
 
-/// A chain of `layers` and its gradients, the input held; listed from the last vertex to the first. Even vertices have two
+/// A chain of `layers` with its gradients and a held input, listed from the last vertex to the first. Even vertices have two
 /// results.
 training_network training_chain(int layers) {
   training_network n;
@@ -51,7 +51,7 @@ struct costs {
   bool held(int v) const { return v == 0; }
 };
 
-/// Keeps what a device would have in memory, and refuses what it could not do.
+/// A device that tracks its memory, and refuses impossible steps.
 struct device {
   const training_network& n;
   std::set<std::pair<int, std::size_t>> there = {{0, 0}, {0, 1}};
@@ -94,7 +94,7 @@ static_assert(!remat::schedule_visitor<cannot_drop, training_network> && !remat:
 
 }  // namespace
 
-TEST_CASE("a schedule in terms of the vertices: memory is what evaluate says, and every target is there") {
+TEST_CASE("execute uses the memory that evaluate reports, and every target is there at the end") {
   const auto n = training_chain(9);
   for (auto budget : {1000, 80, 70, 60, 50}) {
     const auto r = remat::solve(n, costs{}, budget, remat::chen());
@@ -108,10 +108,10 @@ TEST_CASE("a schedule in terms of the vertices: memory is what evaluate says, an
   }
   const auto tight = remat::solve(n, costs{}, 70, remat::chen());
   REQUIRE(tight.found());
-  CHECK(tight.recomputed > 0);  // the budgets above are not all generous
+  CHECK(tight.recomputed > 0);  // the budgets above include tight ones
 }
 
-TEST_CASE("copies are told of, or refused before anything runs") {
+TEST_CASE("execute passes copies to the visitor, or refuses them before anything runs") {
   const auto n = training_chain(2);
   const auto f = remat::freeze(n, costs{}, {.copies = remat::copy_rates{1, 1, 0}});
   auto s = remat::store_all_schedule(f.problem);
@@ -126,7 +126,7 @@ TEST_CASE("copies are told of, or refused before anything runs") {
   CHECK(cannot.order.empty());
 }
 
-TEST_CASE("an invalid schedule runs nothing") {
+TEST_CASE("execute runs nothing of an invalid schedule") {
   const auto n = training_chain(2);
   const auto f = remat::freeze(n, costs{});
   auto s = remat::store_all_schedule(f.problem);

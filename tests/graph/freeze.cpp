@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From graphs and cost models to problems: archetypes, order, every error with its vertex, cost models.
+// From graphs and cost models to problems: archetypes, order, errors that name their vertex, cost models.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -17,7 +17,7 @@
 
 namespace {
 
-/// A graph given by the operands of each vertex; may be as wrong as a test wants.
+/// A graph given by the operands of each vertex. Tests may make it invalid.
 struct network {
   std::vector<std::vector<int>> operands;
   std::vector<int> ids = {};
@@ -26,7 +26,7 @@ struct network {
   }
 };
 
-/// The same, by readers.
+/// A graph given by the readers of each vertex.
 struct by_readers {
   std::vector<std::vector<int>> readers;
   std::vector<int> ids;
@@ -59,7 +59,7 @@ struct unit_costs {
   std::int64_t bytes(int) const { return 8; }
 };
 
-/// Everything a cost model may say; vertex 1 has two results.
+/// A cost model with all members; vertex 1 has two results.
 struct full_costs : unit_costs {
   std::vector<std::int64_t> bytes(int v) const {
     return v == 1 ? std::vector<std::int64_t>{3, 4} : std::vector<std::int64_t>{v + 10};
@@ -75,7 +75,7 @@ struct full_costs : unit_costs {
   }
 };
 
-/// `full_costs` for another numbering of the same vertices.
+/// `full_costs` for the same vertices with other numbers.
 struct full_costs_of_reordered : unit_costs {
   std::vector<std::int64_t> bytes(int v) const {
     return v == 2 ? std::vector<std::int64_t>{3, 4} : std::vector<std::int64_t>{v + 10};
@@ -128,7 +128,7 @@ std::string refusal(const G& g, const C& c) {
 
 }  // namespace
 
-TEST_CASE("archetypes: nothing is asked for that the concepts do not name") {
+TEST_CASE("freeze and solve ask for no more than the concepts require") {
   const remat::testing::dag_archetype g;
   const remat::testing::cost_model_archetype c;
   const auto f = remat::freeze(g, c);
@@ -139,7 +139,7 @@ TEST_CASE("archetypes: nothing is asked for that the concepts do not name") {
   CHECK(r.status == remat::status::not_found);
 }
 
-TEST_CASE("a vertex is an operation with one result, and sinks are targets") {
+TEST_CASE("freeze makes an operation with one result of each vertex, and targets of sinks") {
   const auto f =
       remat::freeze(network({{}, {0}, {0, 0}, {}}), unit_costs{}, {.name = "net", .copies = remat::copy_rates{1, 2, 3}});
   const remat::problem& p = f;
@@ -153,13 +153,13 @@ TEST_CASE("a vertex is an operation with one result, and sinks are targets") {
   CHECK(f.operations == std::vector<int>{0, 1, 2, 3});
 }
 
-TEST_CASE("an order that is topological stays; another one is changed as little as needed") {
+TEST_CASE("freeze keeps a topological order, and changes another order as little as possible") {
   CHECK(remat::freeze(network({{}, {}, {0}, {1}, {2}}), unit_costs{}).operations == std::vector<int>{0, 1, 2, 3, 4});
   CHECK(remat::freeze(network({{3}, {}, {}, {2}}), unit_costs{}).operations == std::vector<int>{1, 2, 3, 0});
   CHECK(remat::freeze(by_readers{{{}, {0}, {1}}, {0, 1, 2}}, unit_costs{}).operations == std::vector<int>{2, 1, 0});
 }
 
-TEST_CASE("optional members of a cost model, and several results") {
+TEST_CASE("freeze takes the optional members of a cost model, and several results per vertex") {
   const auto f = remat::freeze(network({{}, {0}, {1}, {1, 0}}), full_costs{});
   const auto& p = f.problem;
   REQUIRE(p.values().size() == 5);
@@ -178,7 +178,7 @@ TEST_CASE("optional members of a cost model, and several results") {
   CHECK(f.operations == std::vector<int>{1, 2, 3});
 }
 
-TEST_CASE("from vertices to operations and values, and back") {
+TEST_CASE("a frozen graph maps vertices to operations and values, and back") {
   const network n({{2}, {}, {1}, {1, 0}});  // not in topological order
   const auto f = remat::freeze(n, full_costs_of_reordered{});
   REQUIRE(f.values.size() == f.problem.values().size());
@@ -194,26 +194,26 @@ TEST_CASE("from vertices to operations and values, and back") {
   CHECK_THROWS_WITH(f.value_of(n, 0, 1), Catch::Contains("result 1") && Catch::Contains("has 1"));
 }
 
-TEST_CASE("sources that may be dropped") {
+TEST_CASE("freeze makes droppable sources of vertices marked as source") {
   const network n({{}, {0}, {1}});
   const remat::table costs{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
                            remat::source_of([](int v) { return v == 0; })};
   const auto f = remat::freeze(n, costs);
   CHECK((f.problem.is_source(0) && !f.problem.values()[0].held && !f.problem.is_target(0)));
   CHECK(f.operations == std::vector<int>{1, 2});
-  CHECK(remat::evaluate(f.problem, remat::store_all_schedule(f.problem)).memory.back() == 8);  // only the target is left
+  CHECK(remat::evaluate(f.problem, remat::store_all_schedule(f.problem)).memory.back() == 8);  // only the target remains
   CHECK_THAT(
       refusal(network({{}, {0}}), remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
                                                remat::source_of([](int v) { return v == 1; })}),
       Catch::Contains("vertex 1: a source, but it has inputs"));
 }
 
-TEST_CASE("where the backward begins") {
+TEST_CASE("freeze finds the beginning of the backward") {
   const auto costs = [](std::vector<bool> backward) {
     return remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
                         remat::backward_of(std::move(backward))};
   };
-  const network n({{}, {0}, {1}, {0}});  // vertex 3 is of the forward, and listed last
+  const network n({{}, {0}, {1}, {0}});  // vertex 3 belongs to the forward, and is listed last
   const auto f = remat::freeze(n, costs({false, false, true, false}));
   CHECK(f.operations == std::vector<int>{0, 1, 3, 2});
   CHECK(f.problem.backward_start() == std::optional<remat::operation_id>(3));
@@ -222,7 +222,7 @@ TEST_CASE("where the backward begins") {
   CHECK_THAT(refusal(n, costs({false, true, false, false})), Catch::Contains("vertex 2") && Catch::Contains("backward"));
 }
 
-TEST_CASE("a graph without vertices, and one without operations") {
+TEST_CASE("freeze takes a graph without vertices, and a graph without operations") {
   const auto nothing = remat::freeze(network(std::vector<std::vector<int>>{}), unit_costs{});
   CHECK(nothing.problem.values().empty());
   CHECK(nothing.operations.empty());
@@ -235,7 +235,7 @@ TEST_CASE("a graph without vertices, and one without operations") {
   CHECK(still.problem.held_bytes() == 16);
 }
 
-TEST_CASE("a cycle is named by its vertices, in order") {
+TEST_CASE("the error for a cycle names its vertices in order") {
   const network g({{}, {0, 3}, {1}, {2}, {3}});
   CHECK_THROWS_AS(remat::freeze(g, unit_costs{}), remat::not_a_dag);
   CHECK(refusal(g, unit_costs{}) == "the graph has a cycle: vertex 1 -> vertex 2 -> vertex 3 -> vertex 1");
@@ -246,7 +246,7 @@ TEST_CASE("a cycle is named by its vertices, in order") {
   CHECK(refusal(by_readers{{{1}, {0}}, {0, 1}}, unit_costs{}) == "the graph has a cycle: vertex 0 -> vertex 1 -> vertex 0");
 }
 
-TEST_CASE("vertices that are not the graph's are named with what refers to them") {
+TEST_CASE("the error for a vertex outside the graph names the vertex that refers to it") {
   CHECK(refusal(network({{}, {7}}), unit_costs{}) == "vertex 1: an input with index 7 is not a vertex of the graph");
   CHECK_THAT(refusal(network({{}, {-1}}), unit_costs{}), Catch::Contains("vertex 1: an input with index"));
   CHECK(refusal(by_readers{{{2}, {}}, {0, 1}}, unit_costs{}) == "vertex 0: a reader with index 2 is not a vertex of the graph");
@@ -257,7 +257,7 @@ TEST_CASE("vertices that are not the graph's are named with what refers to them"
   CHECK(refusal(twice, unit_costs{}) == "vertex 5: index 5 is not below the number of vertices, 2");
 }
 
-TEST_CASE("costs out of range name the vertex") {
+TEST_CASE("the error for a cost out of range names the vertex") {
   const network g({{}, {0}});
   const double infinity = std::numeric_limits<double>::infinity();
   for (double bad : {-1.0, std::nan(""), infinity}) {
@@ -278,7 +278,7 @@ TEST_CASE("costs out of range name the vertex") {
   CHECK(refusal(g, sized(std::vector<int>{1})) == "bytes: no entry for vertex 1");
 }
 
-TEST_CASE("held vertices are sources; results that are read exist") {
+TEST_CASE("freeze refuses held vertices with inputs, and reads of absent results") {
   const network g({{}, {0}});
   const auto held = [](bool first, bool second) {
     return remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 1; }),
@@ -292,7 +292,7 @@ TEST_CASE("held vertices are sources; results that are read exist") {
   CHECK(refusal(g, reads_third{}) == "vertex 1: reads result 2 of vertex 0, which has 1");
 }
 
-TEST_CASE("solve for graphs gives the vertices of its steps, and passes observers on") {
+TEST_CASE("solve for graphs returns the vertices of its steps, and passes observers on") {
   int events = 0;
   const auto r = remat::solve(network({{1}, {}}), unit_costs{}, 16, keep_all{}, {}, [&](const remat::progress&) { ++events; });
   CHECK(events == 1);
@@ -301,7 +301,7 @@ TEST_CASE("solve for graphs gives the vertices of its steps, and passes observer
   CHECK(r.operations == std::vector<int>{1, 0});
 }
 
-TEST_CASE("roofline") {
+TEST_CASE("roofline takes the longer of the times for arithmetic and for bytes") {
   const remat::roofline device{.flops_per_second = 100, .bytes_per_second = 10, .overhead = 0.5};
   CHECK(device.seconds(200, 10) == 2.5);  // bound by arithmetic
   CHECK(device.seconds(100, 30) == 3.5);  // bound by memory

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a problem, their options, and the problem that is left when each part is a few operations.
+// Parts of a problem, their options, and the condensed problem, in which each part is a few operations.
 #include <catch2/catch.hpp>
 
 #include <random>
@@ -24,7 +24,7 @@ min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound
 
 }  // namespace
 
-TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
+TEST_CASE("find_partition gives disjoint, balanced parts in order, and a condensed schedule is a schedule of the whole") {
   std::mt19937_64 g(31);
   for (int round = 0; round < 300; ++round) {
     const auto p = round % 2 ? random_problem(g, {.operations = 40, .once = round % 3 ? 0 : 20})
@@ -42,7 +42,7 @@ TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
     for (const auto& w : ways) chosen.push_back(&w);
     const hierarchy::condensed_problem c(p, index, chosen);
     REQUIRE(c.possible());
-    // Any schedule of the condensed problem is one of the whole, of no larger peak and no more time.
+    // A schedule of the condensed problem is a schedule of the whole, with no larger peak and no more time.
     for (const auto budget : {max_bytes, share_of_peak(c.condensed(), .7), share_of_peak(c.condensed(), .5)}) {
       const auto r = solve(c.condensed(), budget, quick());
       if (!r.found()) continue;
@@ -53,7 +53,7 @@ TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
   }
 }
 
-TEST_CASE("the memory of a part: the example of part_problem::measure") {
+TEST_CASE("part_problem::measure gives the memory of the example in its comment") {
   // x -> a -> b -> c -> loss; the backward of the part reads a and the gradient of c.
   const problem p("example", {{"x", 1, true}, {"a", 10}, {"b", 30}, {"c", 5}, {"dc", 5}, {"da", 10}, {"dx", 1}},
                   {{"fa", {0}, {1}, 1},

@@ -8,7 +8,7 @@
 
 using namespace remat;
 
-TEST_CASE("allocations are read by the names of their columns, and written with offsets") {
+TEST_CASE("allocations are read by column name, and written with offsets") {
   const auto t = parse_allocations("size,id,upper,offset,lower\r\n12,first,4,0,-1\r\n\r\n0,b,7,,2\n");
   REQUIRE(t.ids == std::vector<std::string>{"first", "b"});
   CHECK(t.list[0].birth == -1);
@@ -25,7 +25,7 @@ TEST_CASE("allocations are read by the names of their columns, and written with 
   CHECK(parse_allocations("\xEF\xBB\xBFid,lower,upper,size\na,0,3,4\n").ids == std::vector<std::string>{"a"});
 }
 
-TEST_CASE("what is wrong with a CSV is told with its line and field") {
+TEST_CASE("the error for a bad CSV names the line and the field") {
   const std::string head = "id,lower,upper,size\n0,0,9,1\n";
   for (const auto& [text, line, why] :
        std::vector<std::array<std::string, 3>>{{"", "line 1", "empty"},

@@ -5,7 +5,7 @@
 
 #include <remat/io/bytes.hpp>
 
-TEST_CASE("sizes") {
+TEST_CASE("parse_bytes reads sizes with and without units") {
   CHECK(remat::parse_bytes("0") == 0);
   CHECK(remat::parse_bytes("1234") == 1234);
   CHECK(remat::parse_bytes("1.5GiB") == 1610612736);
@@ -23,7 +23,7 @@ TEST_CASE("sizes") {
   CHECK(remat::parse_bytes("5.") == 5);
 }
 
-TEST_CASE("what is no size is named") {
+TEST_CASE("parse_bytes quotes a text that is not a size") {
   for (const char* text : {"",          " ",
                            "GiB",       "-1",
                            "-0.5GB",    "nan",
@@ -41,7 +41,7 @@ TEST_CASE("what is no size is named") {
   CHECK_THROWS_AS(remat::parse_bytes(std::string(10'000, '9')), remat::bad_option);
 }
 
-TEST_CASE("formatted sizes and durations") {
+TEST_CASE("format_bytes and format_seconds write sizes and durations") {
   CHECK(remat::format_bytes(0) == "0 B");
   CHECK(remat::format_bytes(999) == "999 B");
   CHECK(remat::format_bytes(1000) == "0.977 KiB");
@@ -57,7 +57,7 @@ TEST_CASE("formatted sizes and durations") {
   CHECK(remat::format_seconds(3e-9) == "3 ns");
 }
 
-TEST_CASE("budgets: N% is held plus N % of what store-all needs beyond") {
+TEST_CASE("parse_budget: N % is the held bytes plus N % of what store-all needs above them") {
   const remat::problem p(
       "p", {{"w", 1000, true}, {"a", 100}, {"b", 200}},
       {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1}, {.name = "b", .inputs = {1}, .outputs = {2}, .seconds = 1}},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of schedules, read back: every step is there, at its time, on its lane, and memory is what evaluate says.
+// Chrome traces of schedules, read back: each step is on its lane at its time, and the memory is that of `evaluate`.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct trace {
   std::vector<std::pair<double, remat::bytes_t>> memory;
   std::map<int, std::string> lanes;
   std::map<int, arrow> arrows;                                                     // by id
-  std::map<std::string, std::vector<std::pair<double, remat::bytes_t>>> counters;  // beside memory of the device
+  std::map<std::string, std::vector<std::pair<double, remat::bytes_t>>> counters;  // other than the memory of the device
 };
 
 trace read_trace(const std::string& text) {
@@ -56,7 +56,7 @@ trace read_trace(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a schedule with recomputations") {
+TEST_CASE("a Chrome trace of a schedule with recomputations") {
   std::mt19937_64 g(3);
   const auto p = remat::testing::random_training_chain(g, 12);
   const auto r = remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak * 7 / 10, remat::chen());
@@ -83,8 +83,8 @@ TEST_CASE("a schedule with recomputations") {
   CHECK(t.memory.size() == r.schedule.steps.size() + 1);
 }
 
-TEST_CASE("copies have lanes of their own, and the times of the streams") {
-  // a (8 bytes, 1 s) is copied out at 4 bytes/s and back at 2 bytes/s, each with 1 s of latency, while b runs for 10 s.
+TEST_CASE("a Chrome trace shows copies on lanes of their own, at the times of their streams") {
+  // a (8 bytes, 1 s) goes to the host at 4 bytes/s and comes back at 2 bytes/s, with 1 s latency each, while b runs for 10 s.
   const remat::problem p("\"quoted\"", {{"a", 8}, {"b", 1}, {"c", 1}},
                          {{"a", {}, {0}, 1}, {"b", {0}, {1}, 10}, {"c", {0, 1}, {2}, 1}}, {2}, remat::copy_rates{4, 2, 1});
   remat::schedule s;
@@ -105,7 +105,8 @@ TEST_CASE("copies have lanes of their own, and the times of the streams") {
   CHECK((back.first == Approx(11) && back.second == Approx(5)));
   CHECK((last.first == Approx(16) && last.second == Approx(1)));
 
-  // The copy out is used by the copy back, and that one by the computation; each arrow starts inside its copy.
+  // One arrow leads from the copy out to the copy back, and one from the copy back to the computation. Each starts inside its
+  // copy.
   REQUIRE(t.arrows.size() == 2);
   const auto &first = t.arrows.at(1), &second = t.arrows.at(2);
   CHECK((first.name == "a" && first.from == 2 && first.to == 3 && second.from == 3 && second.to == 1));
@@ -115,13 +116,13 @@ TEST_CASE("copies have lanes of their own, and the times of the streams") {
   CHECK((held_there.front().second == 0 && held_there.back().second == 8));
 }
 
-TEST_CASE("other tiers and streams have lanes of their own") {
+TEST_CASE("a Chrome trace shows other tiers and streams on lanes of their own") {
   remat::testing::step_parts x;
   const auto t = read_trace(remat::chrome_trace(x.build(), remat::testing::host_step()));
   CHECK(t.lanes == std::map<int, std::string>{
                        {1, "computations"}, {2, "computations on the host"}, {3, "copies on up"}, {4, "copies on down"}});
   REQUIRE((t.spans.at(2).size() == 1 && t.spans.at(3).size() == 1 && t.spans.at(4).size() == 1));
   CHECK(t.spans.at(2)[0].at("name") == "adamw");
-  CHECK(t.spans.at(2)[0].at("ts") == 9e6);  // when the gradient is there, with the step before
+  CHECK(t.spans.at(2)[0].at("ts") == 9e6);  // when the gradient has arrived, one turn later
   CHECK(t.spans.at(4)[0].at("cat") == "prefetch");
 }

@@ -28,7 +28,7 @@ const std::vector<remat::labelled_curve> two = {
 
 }  // namespace
 
-TEST_CASE("schedules hold from their peak on, bounds up to their budget") {
+TEST_CASE("a schedule counts from its peak upwards, a bound up to its budget") {
   const remat::detail::curve_plane plane(two, 10);
   REQUIRE(plane.found.size() == 2);
   const auto& first = plane.found[0];
@@ -46,7 +46,7 @@ TEST_CASE("schedules hold from their peak on, bounds up to their budget") {
   CHECK(plane.most >= 0.5);
 }
 
-TEST_CASE("text keeps its width; each curve has its sign") {
+TEST_CASE("curve_text keeps its width, and gives each curve a sign") {
   for (int width : {40, 80, 133}) {
     const auto all = lines(remat::curve_text(two, {.title = "a network", .base = 10}, width, 12));
     REQUIRE(all.size() == 16);  // title, rows, axis, ends, legend
@@ -60,7 +60,7 @@ TEST_CASE("text keeps its width; each curve has its sign") {
   CHECK_THROWS_AS(remat::curve_text(two, {}, 80, 3), remat::bad_option);
 }
 
-TEST_CASE("SVG has curves, bound, what is impossible, and a legend") {
+TEST_CASE("curve_svg has curves, the bound, the impossible budgets, and a legend") {
   const auto svg = remat::curve_svg(two, {.title = "a < b", .base = 10});
   CHECK_THAT(svg, Catch::StartsWith("<svg") && Catch::EndsWith("</svg>\n") && Catch::Contains("a &lt; b") &&
                       Catch::Contains("second &amp; last") && Catch::Contains("proven bound") && Catch::Contains("no schedule") &&
@@ -68,7 +68,7 @@ TEST_CASE("SVG has curves, bound, what is impossible, and a legend") {
   CHECK(count(svg, "<path") == 3);
 }
 
-TEST_CASE("nothing to draw, nothing found, and nothing that takes time") {
+TEST_CASE("curves without points, without schedules, and without time can be drawn") {
   const std::vector<std::vector<remat::labelled_curve>> odd = {{},
                                                                {{"empty", {}}},
                                                                {{"none", {point(300, 0, 10), point(200, 0, 10)}}},
@@ -82,7 +82,7 @@ TEST_CASE("nothing to draw, nothing found, and nothing that takes time") {
     }
 }
 
-TEST_CASE("a ratio of times beyond all numbers is drawn") {
+TEST_CASE("a curve with an infinite ratio of times can be drawn") {
   remat::result r;
   r.status = remat::status::feasible;
   r.budget = 2;

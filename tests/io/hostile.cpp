@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of seeded mutations of valid documents: each is either read, and then survives evaluation and a round trip, or is
-// refused with an exception of the library. Meant to run under sanitizers too.
+// Thousands of seeded mutations of valid documents. A mutated document is either read, evaluated and written again, or refused
+// with an exception of the library. The tests also run under sanitizers.
 #include <catch2/catch.hpp>
 
 #include <random>
@@ -20,7 +20,7 @@ std::size_t below(std::mt19937_64& g, std::size_t n) {
   return static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(n) - 1));
 }
 
-/// Changes the text: bytes flipped, pieces cut, doubled or swapped for JSON that does not belong there.
+/// Changes the text: flips bytes, or cuts, doubles or replaces pieces, also by JSON of another type.
 std::string mutate_text(std::mt19937_64& g, std::string text) {
   static const std::vector<std::string> pieces = {"null",
                                                   "-1",
@@ -69,7 +69,7 @@ std::string mutate_text(std::mt19937_64& g, std::string text) {
   return text;
 }
 
-/// Changes a value somewhere in the document and leaves it JSON.
+/// Changes a random value of the document, which remains valid JSON.
 std::string mutate_value(std::mt19937_64& g, const std::string& text) {
   auto document = nlohmann::json::parse(text);
   auto* at = &document;
@@ -106,12 +106,12 @@ bool accepted(const std::string& text, Read read) {
   } catch (const remat::error& why) {
     CHECK(std::string(why.what()).size() > 5);
     return false;
-  }  // anything else fails the test
+  }  // any other exception fails the test
 }
 
 }  // namespace
 
-TEST_CASE("mutated problems") {
+TEST_CASE("mutated problem documents are read or refused") {
   std::mt19937_64 g(1);
   int read = 0;
   for (int round = 0; round < 6000; ++round) {
@@ -132,7 +132,7 @@ TEST_CASE("mutated problems") {
   CHECK(read < 5700);
 }
 
-TEST_CASE("mutated schedules") {
+TEST_CASE("mutated schedule documents are read or refused") {
   std::mt19937_64 g(2);
   const auto p = remat::testing::random_problem(g, {.operations = 6});
   remat::result r;
@@ -150,7 +150,7 @@ TEST_CASE("mutated schedules") {
   CHECK(valid < 5700);
 }
 
-TEST_CASE("every truncation of a document is refused") {
+TEST_CASE("a truncated document is refused") {
   std::mt19937_64 g(3);
   const auto p = remat::testing::random_problem(g);
   std::ostringstream problem, schedule;
@@ -168,7 +168,7 @@ TEST_CASE("every truncation of a document is refused") {
   refused(schedule.str(), [](std::istream& in) { return remat::read_schedule(in); });
 }
 
-TEST_CASE("documents made to exhaust their reader") {
+TEST_CASE("documents that would exhaust their reader are refused") {
   const auto refusal = [](const std::string& text) {
     std::istringstream in(text);
     try {

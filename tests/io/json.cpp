@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Round trips of both formats, unknown members, and every kind of wrong document with the place it names.
+// Round trips of both formats, unknown members, and the error for each kind of invalid document, which names the place.
 #include <catch2/catch.hpp>
 
 #include <filesystem>
@@ -75,7 +75,7 @@ void check_equal(const remat::problem& a, const remat::problem& b) {
   CHECK(same);
 }
 
-/// A fresh folder, removed at the end.
+/// A new folder, which the destructor removes.
 struct folder {
   fs::path path = fs::temp_directory_path() / ("remat-json-" + std::to_string(getpid()));
   folder() { fs::create_directory(path); }
@@ -95,7 +95,7 @@ std::string content(const fs::path& p) {
 
 }  // namespace
 
-TEST_CASE("every instance survives a round trip, and so does its store-all schedule") {
+TEST_CASE("every instance and its store-all schedule survive a round trip") {
   int count = 0;
   for (const auto& entry : fs::directory_iterator(REMAT_SOURCE_DIR "/bench/instances")) {
     if (entry.path().extension() != ".json") continue;
@@ -130,7 +130,7 @@ TEST_CASE("every instance survives a round trip, and so does its store-all sched
   CHECK(count == 8);
 }
 
-TEST_CASE("all members are read, and unknown ones are written back") {
+TEST_CASE("all members of a problem document are read, and unknown members are written back") {
   const auto d = read(small_document);
   const auto& p = d.problem;
   CHECK(p.values()[1].bytes == remat::max_bytes - 10);
@@ -144,7 +144,7 @@ TEST_CASE("all members are read, and unknown ones are written back") {
   check_equal(p, read(text).problem);
 }
 
-TEST_CASE("defaults") {
+TEST_CASE("missing members of a problem document have defaults") {
   const auto p = read(R"({"version": 1, "format": "remat-problem", "values": [{"bytes": 1}],
     "operations": [{"inputs": [], "outputs": [0], "seconds": 1}], "targets": []})")
                      .problem;
@@ -157,7 +157,7 @@ TEST_CASE("defaults") {
   CHECK(read(with("\"latency\": 1e-5, ", "")).problem.copies()->latency == 0);
 }
 
-TEST_CASE("documents that are not remat-problems: the message begins with the place") {
+TEST_CASE("documents in another format: the message begins with the place") {
   struct row {
     const char *from, *to, *message;
   };
@@ -203,7 +203,7 @@ TEST_CASE("documents that are not remat-problems: the message begins with the pl
   CHECK_THAT(refusal<bad_document>(""), Catch::StartsWith("document: not JSON"));
 }
 
-TEST_CASE("documents whose problem is wrong") {
+TEST_CASE("documents of invalid problems: the message begins with the place") {
   struct row {
     const char *from, *to, *message;
   };
@@ -232,7 +232,7 @@ TEST_CASE("documents whose problem is wrong") {
   }
 }
 
-TEST_CASE("limits of documents") {
+TEST_CASE("documents beyond a limit are refused") {
   const auto read_within = [](const std::string& text, remat::document_limits l) {
     std::istringstream in(text);
     return remat::read_problem(in, l);
@@ -249,7 +249,7 @@ TEST_CASE("limits of documents") {
   CHECK_THROWS_WITH(remat::read_problem(broken), "cannot be read");
 }
 
-TEST_CASE("schedules") {
+TEST_CASE("schedule documents are read, written and checked") {
   const auto schedule = [](const std::string& steps, const std::string& rest = "") {
     std::istringstream in(R"({"format": "remat-schedule", "version": 1, "steps": [)" + steps + "]" + rest + "}");
     return remat::read_schedule(in);
@@ -294,7 +294,7 @@ TEST_CASE("schedules") {
     }
 }
 
-TEST_CASE("files are replaced as a whole or not at all") {
+TEST_CASE("a file is replaced as a whole or not at all") {
   const folder f;
   const auto p = read(small_document).problem;
   const auto file = f.path / "p.json";
@@ -308,21 +308,21 @@ TEST_CASE("files are replaced as a whole or not at all") {
     CHECK(content(file) == before);
     CHECK(f.files() == std::vector<std::string>{"p.json"});
   }
-  SECTION("a folder that is not there is named") {
+  SECTION("the error for a missing folder names it") {
     CHECK_THROWS_WITH(remat::write_problem(f.path / "none" / "p.json", p),
                       Catch::Contains("none/p.json") && Catch::Contains("No such file"));
   }
-  SECTION("a directory is refused, in both directions") {
+  SECTION("a directory is refused for reading and writing") {
     CHECK_THROWS_WITH(remat::write_problem(f.path, p), Catch::Contains("is a directory"));
     CHECK_THROWS_WITH(remat::read_problem(f.path), Catch::Contains("is a directory"));
   }
-  SECTION("a link stays a link") {
+  SECTION("writing through a symbolic link keeps the link") {
     fs::create_symlink(file, f.path / "link.json");
     remat::write_problem(f.path / "link.json", remat::problem("other", {}, {}, {}));
     CHECK(fs::is_symlink(f.path / "link.json"));
     CHECK(remat::read_problem(file).name() == "other");
   }
-  SECTION("messages begin with the name of the file") {
+  SECTION("error messages begin with the name of the file") {
     std::ofstream(file) << before.substr(0, before.size() / 2);
     CHECK_THROWS_WITH(remat::read_problem(file), Catch::StartsWith(file.string() + ": ") && Catch::Contains("not JSON"));
     CHECK_THROWS_WITH(remat::read_schedule(f.path / "absent.json"), Catch::Contains("absent.json: No such file"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Observers at hand: each is fed reports, and a search whose best is saved as it goes.
+// The observers of the library: each gets a series of reports, and one search saves its best schedule.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using remat::progress;
 static_assert(remat::observer<remat::stop_at> && remat::observer<remat::progress_line> && remat::observer<remat::progress_log> &&
               remat::observer<remat::best_to_file>);
 
-TEST_CASE("a search ends where it is told to") {
+TEST_CASE("stop_at stops at its time, gap or patience") {
   const auto at = [](double elapsed, double best, double bound = 0, double idle = 0) {
     return progress{.stage = "", .elapsed = elapsed, .best = best, .bound = bound, .idle = idle};
   };
@@ -45,7 +45,7 @@ TEST_CASE("a search ends where it is told to") {
   CHECK(patience(at(71, 8, 0, 11)) == control::stop);
 }
 
-TEST_CASE("a line and a log") {
+TEST_CASE("progress_line and progress_log write what has changed") {
   std::ostringstream line, log;
   {
     remat::progress_line show("cuts: ", line);
@@ -59,11 +59,11 @@ TEST_CASE("a line and a log") {
   }
   CHECK_THAT(line.str(), Catch::Contains("1.0 s  cuts: best 2 s, bound 1 s, gap 50.00 %, b") && Catch::EndsWith("\r\033[K"));
   const auto text = log.str();
-  CHECK(std::count(text.begin(), text.end(), '\n') == 4);  // the head, and what changed
+  CHECK(std::count(text.begin(), text.end(), '\n') == 4);  // the header and three changed reports
   CHECK_THAT(text, Catch::StartsWith("elapsed,best,bound,peak,stage\n0,,0,,\"a\"\n1,2.000000,1,,\"b\"\n"));
 }
 
-TEST_CASE("the best so far is in the file whenever an observer looks, through solve and through curves") {
+TEST_CASE("best_to_file has saved the best schedule before the next observer runs, in solve and in curves") {
   std::mt19937_64 g(5);
   const auto p = remat::testing::random_training_chain(g, 30);
   const auto budget = remat::evaluate(p, remat::store_all_schedule(p)).peak * 3 / 5;
@@ -90,7 +90,7 @@ TEST_CASE("the best so far is in the file whenever an observer looks, through so
   std::filesystem::remove(path);
 }
 
-TEST_CASE("a file that cannot be written ends the search with its name") {
+TEST_CASE("best_to_file ends the search with an error that names the file") {
   const auto p = remat::testing::unit_training_chain(8);
   CHECK_THROWS_WITH(remat::solve(p, 7, remat::chen(), {}, remat::best_to_file("/nowhere/plan.json", p, 7)),
                     Catch::Contains("/nowhere/plan.json"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the tests of pictures ask of a text.
+/// Helpers for the tests of text pictures.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ inline std::vector<std::string> lines(const std::string& text) {
   return all;
 }
 
-/// Characters of a UTF-8 text.
+/// The number of characters of a UTF-8 text.
 inline auto characters(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; });
 }

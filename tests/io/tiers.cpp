@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Documents of version 2: what is written is read back, and what is wrong is refused by its place.
+// Documents of version 2: round trips, and errors that name the place.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ std::string refusal_of(Read read) {
   return "accepted";
 }
 
-/// The optimizer on the host, with a disk.
+/// The optimizer step on the host, in a system with a disk.
 problem three_tier_step() {
   step_parts x;
   x.system = {{{"device"}, {"host", 64}, {"disk"}}, {{host, disk, 3, 0.5, "ssd"}, {disk, host, 6}}};
@@ -96,14 +96,14 @@ TEST_CASE("problems and schedules on several tiers survive a round trip") {
   CHECK(second > 150);
 }
 
-TEST_CASE("a document that uses nothing new is of version 1, and one of version 1 knows nothing new") {
+TEST_CASE("a problem without new features is written as version 1, and version 1 ignores members of version 2") {
   const problem plain("plain", {{"a", 1}}, {}, {0}, remat::copy_rates{1, 1, 0});
   CHECK_THAT(written(plain), Catch::Contains("\"version\": 1") && !Catch::Contains("tiers") && !Catch::Contains("links"));
   const auto upgraded = replaced(written(plain), "\"version\": 1", "\"version\": 2");
   CHECK(read_tiers(upgraded).problem.plain());
   CHECK(written(read_tiers(upgraded).problem) == written(plain));
 
-  // Members that are of version 2 mean nothing in version 1, and stay where they were.
+  // Members of version 2 are unknown members in version 1: they have no effect and are written back.
   const auto text = replaced(written(plain), "{\"name\":\"a\",\"bytes\":1", "{\"name\":\"a\",\"bytes\":1,\"starts\":\"moon\"");
   const auto noted = replaced(text, "\"targets\"", "\"next\": 7,\n\"targets\"");
   const auto d = read_tiers(noted);
@@ -126,7 +126,7 @@ TEST_CASE("a document that uses nothing new is of version 1, and one of version 
   CHECK_THROWS_WITH(written(r, plain), "the schedule names a tier that is not one of the problem");
 }
 
-TEST_CASE("unknown members of tiers and links are kept") {
+TEST_CASE("unknown members of tiers and links are written back") {
   auto text = replaced(written(three_tier_step()), "\"name\":\"disk\"", "\"name\":\"disk\",\"model\":\"x\"");
   text = replaced(text, "\"stream\":\"ssd\"", "\"stream\":\"ssd\",\"lanes\":4");
   const auto d = read_tiers(text);
@@ -137,7 +137,7 @@ TEST_CASE("unknown members of tiers and links are kept") {
   CHECK(written(read_tiers(again).problem, read_tiers(again).unknown) == again);
 }
 
-TEST_CASE("what is wrong in a problem of several tiers is named by its place") {
+TEST_CASE("the error for a bad problem on several tiers names the place") {
   const auto text = written(three_tier_step());
   const auto refused = [&](const std::string& a, const std::string& b) {
     return refusal_of([&] { read_tiers(replaced(text, a, b)); });
@@ -165,7 +165,7 @@ TEST_CASE("what is wrong in a problem of several tiers is named by its place") {
         }) == "tiers: none, not even the device");
 }
 
-TEST_CASE("what is wrong in a schedule on several tiers is named by its step") {
+TEST_CASE("the error for a bad schedule on several tiers names the step") {
   const auto p = three_tier_step();
   const auto refused = [&](const std::string& steps, const std::string& rest = "") {
     return refusal_of([&] {
@@ -196,5 +196,5 @@ TEST_CASE("what is wrong in a schedule on several tiers is named by its step") {
   CHECK(in_first(R"([["copy",0]])") == "step 0 (\"copy\" 0): no such action");
   CHECK(in_first(R"([["drop",0,"host"]])") == "steps[0]: not an action and an index");
   std::istringstream in(R"({"format":"remat-schedule","version":2,"steps":[["drop",0,"disk"]]})");
-  CHECK_THROWS_WITH(remat::read_schedule(in), "step 0 (drop 0): no tier \"disk\"");  // whose problem is not at hand
+  CHECK_THROWS_WITH(remat::read_schedule(in), "step 0 (drop 0): no tier \"disk\"");  // read without its problem
 }

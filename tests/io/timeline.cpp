@@ -16,7 +16,7 @@ using remat::problem;
 
 namespace {
 
-/// w (held, 40) and a 1 s operation each for a (20) and b (40, reads a).
+/// w (held, 40), and two operations of 1 s each: a (20), and b (40), which reads a.
 problem small_problem(bool copies = false) {
   return problem(
       "small", {{"w", 40, true}, {"a", 20}, {"b", 40}},
@@ -28,7 +28,7 @@ const remat::schedule recomputing{{{action::compute, 0}, {action::compute, 1}, {
 
 }  // namespace
 
-TEST_CASE("a piece per computation") {
+TEST_CASE("trace_memory makes one piece per computation") {
   const auto t = remat::trace_memory(small_problem(), recomputing);
   REQUIRE(t.pieces.size() == 3);
   CHECK(t.held == 40);
@@ -43,8 +43,8 @@ TEST_CASE("a piece per computation") {
   CHECK(t.pieces[2].end == 3);
 }
 
-TEST_CASE("waits for copies are pieces too, without gaps") {
-  // The copy of a (2 s) ends at 3; the drop waits from 2 on; the prefetch takes until 5, the end.
+TEST_CASE("trace_memory makes pieces of waits for copies too, without gaps") {
+  // The copy of a (2 s) ends at 3; the drop waits for it from 2 on; the prefetch ends at 5, with the schedule.
   const auto t = remat::trace_memory(
       small_problem(true),
       {{{action::compute, 0}, {action::offload, 1}, {action::compute, 1}, {action::drop, 1}, {action::prefetch, 1}}});
@@ -58,11 +58,11 @@ TEST_CASE("waits for copies are pieces too, without gaps") {
   for (std::size_t i = 1; i < t.pieces.size(); ++i) CHECK(t.pieces[i].begin == t.pieces[i - 1].end);
 }
 
-TEST_CASE("invalid schedules are not drawn") {
+TEST_CASE("trace_memory refuses invalid schedules") {
   CHECK_THROWS_AS(remat::trace_memory(small_problem(), {{{action::compute, 1}}}), remat::bad_schedule);
 }
 
-TEST_CASE("text keeps its width and shows title, budget and recomputation") {
+TEST_CASE("timeline_text keeps its width, and shows title, budget and recomputation") {
   const auto t = remat::trace_memory(small_problem(), recomputing);
   for (int width : {40, 57, 120}) {
     const auto all = lines(remat::timeline_text(t, {.title = "small at 150 B", .budget = 150}, width, 6));
@@ -80,7 +80,7 @@ TEST_CASE("text keeps its width and shows title, budget and recomputation") {
   CHECK_THROWS_AS(remat::timeline_text(t, {}, 80, 3), remat::bad_option);
 }
 
-TEST_CASE("nothing to draw, and nothing that takes time") {
+TEST_CASE("timelines of empty problems and of instant operations can be drawn") {
   const problem empty("", {}, {}, {});
   CHECK_FALSE(remat::timeline_text(remat::trace_memory(empty, {}), {}).empty());
   CHECK_THAT(remat::timeline_svg(remat::trace_memory(empty, {}), {}), Catch::EndsWith("</svg>\n") && !Catch::Contains("nan"));
@@ -92,7 +92,7 @@ TEST_CASE("nothing to draw, and nothing that takes time") {
   CHECK_THAT(remat::timeline_svg(t, {}), !Catch::Contains("nan") && !Catch::Contains("inf"));
 }
 
-TEST_CASE("SVG: title escaped, recomputation, held, budget and overlays there, size bounded") {
+TEST_CASE("timeline_svg has an escaped title, recomputation, held bytes, budget and overlays, and a bounded size") {
   const auto t = remat::trace_memory(small_problem(), recomputing);
   auto svg =
       remat::timeline_svg(t, {.title = "a < b & c", .budget = 90, .overlays = {{"measured", {{0, 60}, {1.5, 95}, {3, 95}}}}});
@@ -113,7 +113,7 @@ TEST_CASE("SVG: title escaped, recomputation, held, budget and overlays there, s
   CHECK(svg.size() < 150'000);
 }
 
-TEST_CASE("the memory of the device is followed where there are other tiers") {
+TEST_CASE("trace_memory follows the memory of the device if there are other tiers") {
   std::mt19937_64 g(31);
   int followed = 0;
   for (int round = 0; round < 500; ++round) {
@@ -133,15 +133,15 @@ TEST_CASE("the memory of the device is followed where there are other tiers") {
       now = x.end;
       most = std::max(most, x.bytes);
     }
-    REQUIRE(now >= e.seconds * (1 - 1e-6));  // more in an execution that is longer than the mean
+    REQUIRE(now >= e.seconds * (1 - 1e-6));  // more for an execution that is longer than the mean period
     if (p.next().empty()) REQUIRE(now == Approx(e.seconds).margin(1e-6 * e.seconds));
     REQUIRE((most == e.peak && t.peak == e.peak && t.held <= e.peak));
   }
   CHECK(followed > 150);
 }
 
-TEST_CASE("lanes: what waits, copies and computes, and memory of the host") {
-  // As above: a runs until 1, b until 2, the copy of a until 3, and it comes back until 5.
+TEST_CASE("trace_lanes shows computations, copies, waits, and the memory of the host") {
+  // As above: a runs until 1, b until 2; a is copied out until 3 and back until 5.
   const auto p = small_problem(true);
   const remat::schedule s{
       {{action::compute, 0}, {action::offload, 1}, {action::compute, 1}, {action::drop, 1}, {action::prefetch, 1}}};
@@ -181,7 +181,7 @@ TEST_CASE("lanes: what waits, copies and computes, and memory of the host") {
   CHECK_THAT(remat::timeline_svg(remat::trace_memory(p, s), limited), Catch::Contains("host: 20 B of 40 B"));
 }
 
-TEST_CASE("lanes of random schedules: no two things at a time, all that is computed, and the peak of each tier") {
+TEST_CASE("lanes of random schedules never overlap, show all computations, and have the peak of each tier") {
   std::mt19937_64 g(32);
   int followed = 0, copied = 0;
   for (int round = 0; round < 500; ++round) {

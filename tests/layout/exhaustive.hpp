@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of layouts share: a check of every pair, an exhaustive search, and lists with known answers.
+// Helpers of the layout tests: a check of all pairs, an exhaustive search, and lists with known answers.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace layouts {
 
 using namespace remat;
 
-/// No two allocations that share a moment share a byte; the arena ends at the highest byte; the live peak is what a scan over
-/// all births counts.
+/// Checks a layout: allocations alive at the same time do not overlap, the arena ends at the highest byte, and the live peak
+/// equals that of a scan over all births.
 inline void check(const std::vector<allocation>& list, const layout& l, bytes_t alignment) {
   auto rounded = [&](const allocation& a) { return (a.bytes + alignment - 1) / alignment * alignment; };
   REQUIRE(l.offsets.size() == list.size());
@@ -41,7 +41,7 @@ inline void check(const std::vector<allocation>& list, const layout& l, bytes_t 
   CHECK(l.arena >= l.bound);
 }
 
-/// Smallest arena: every allocation at every offset below `limit`, by backtracking.
+/// The smallest arena, by backtracking over all offsets below `limit`.
 inline bytes_t smallest_arena(const std::vector<allocation>& list) {
   std::vector<bytes_t> offsets(list.size(), 0);
   for (bytes_t limit = peak_load_of(list).bytes;; ++limit) {
@@ -70,8 +70,8 @@ inline std::vector<allocation> random_list(std::mt19937& random, std::size_t n, 
   return list;
 }
 
-/// At each of `times` instants exactly `load` bytes are alive; at each but the first, each allocation dies with probability 1/3.
-/// About one list in some hundred has no layout of the load.
+/// Random allocations with exactly `load` bytes alive at each of `times` instants. At each instant but the first, each allocation
+/// dies with probability 1/3. One list in a few hundred has no layout of `load` bytes.
 inline std::vector<allocation> full_list(std::mt19937& random, std::int64_t times, bytes_t load) {
   std::vector<allocation> list;
   for (std::int64_t now = 0; now < times; ++now) {
@@ -86,12 +86,12 @@ inline std::vector<allocation> full_list(std::mt19937& random, std::int64_t time
   return list;
 }
 
-/// Short lists of both kinds.
+/// Short lists of both kinds: random lists and full lists.
 inline std::vector<allocation> short_list(std::mt19937& random) {
   return random() % 3 == 0 ? random_list(random, 3 + random() % 5, 5, 5) : full_list(random, 7, 7);
 }
 
-/// A rectangle of time x bytes cut into `n` pieces, which therefore fit into it without a gap.
+/// A rectangle of time x bytes cut into `n` pieces, which therefore have a layout without gaps.
 inline std::vector<allocation> sliced(std::mt19937& random, std::size_t n, std::int64_t times, bytes_t bytes) {
   struct piece {
     std::int64_t from, to;

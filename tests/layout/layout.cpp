@@ -11,7 +11,7 @@
 using namespace remat;
 using namespace layouts;
 
-TEST_CASE("small cases meet exhaustive search") {
+TEST_CASE("lay_out finds the smallest arena of small lists, and proves it") {
   std::mt19937 random(5);
   int exact = 0, fragmented = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -28,7 +28,7 @@ TEST_CASE("small cases meet exhaustive search") {
   CHECK(fragmented > 10);
 }
 
-TEST_CASE("a capacity has a layout or a proof that there is none") {
+TEST_CASE("fit_within finds a layout within a capacity, or proves that there is none") {
   std::mt19937 random(6);
   const monitor m;
   int exhausted = 0;
@@ -49,7 +49,7 @@ TEST_CASE("a capacity has a layout or a proof that there is none") {
   CHECK_THROWS_AS(fit_within({}, -1, {}, m), bad_option);
 }
 
-TEST_CASE("an overload is named") {
+TEST_CASE("fit_within names the overload and its time") {
   const std::vector<allocation> list = {{0, 4, 10}, {2, 6, 20}, {5, 9, 5}};
   const auto r = fit_within(list, 29, {.alignment = 1}, monitor());
   CHECK(r.status == fit_status::overload);
@@ -57,7 +57,7 @@ TEST_CASE("an overload is named") {
   CHECK(r.load.when == 2);
 }
 
-TEST_CASE("a search that is stopped or has no effort left gives the layout of the heuristics") {
+TEST_CASE("a stopped search and a search without effort return the layout of the heuristics") {
   std::mt19937 random(3);
   std::vector<allocation> list;
   while (lay_out(list, {.alignment = 1, .tries = 0}).arena == peak_load_of(list).bytes) list = sliced(random, 60, 100, 1000);
@@ -73,7 +73,7 @@ TEST_CASE("a search that is stopped or has no effort left gives the layout of th
   CHECK(r.best.offsets == first.offsets);
 }
 
-TEST_CASE("slices of a rectangle fit into it again") {
+TEST_CASE("lay_out packs slices of a rectangle into the rectangle again") {
   for (unsigned seed = 0; seed < 10; ++seed) {
     std::mt19937 random(seed);
     const auto list = sliced(random, 40 + 10 * seed, 200, 1024);
@@ -83,7 +83,7 @@ TEST_CASE("slices of a rectangle fit into it again") {
   }
 }
 
-/// Each allocation, in the order of birth, at the lowest offset that is free: what an ordinary allocator does at best.
+/// Puts each allocation, in the order of birth, at the lowest free offset: the best case of an ordinary allocator.
 bytes_t first_fit_by_birth(const std::vector<allocation>& list) {
   std::vector<bytes_t> offsets;
   bytes_t arena = 0;
@@ -103,7 +103,7 @@ bytes_t first_fit_by_birth(const std::vector<allocation>& list) {
   return arena;
 }
 
-TEST_CASE("lifetimes known in advance leave no holes where first fit does") {
+TEST_CASE("lay_out uses known lifetimes to avoid the holes of first fit") {
   const std::vector<allocation> list = {{3, 4, 1}, {3, 8, 3}, {4, 6, 2}, {5, 8, 3}, {6, 9, 3}, {7, 9, 4}, {8, 13, 1}};
   CHECK(first_fit_by_birth(list) == 16);
   const auto l = lay_out(list, {.alignment = 1});
@@ -112,10 +112,10 @@ TEST_CASE("lifetimes known in advance leave no holes where first fit does") {
   CHECK(l.live_peak == 13);
 }
 
-TEST_CASE("layouts of long lists are valid and quickly found") {
+TEST_CASE("layouts of long lists are valid and found quickly") {
   std::mt19937 random(9);
   for (std::size_t n : {100u, 1000u, 5000u}) {
-    std::vector<allocation> list;  // a forward and its backward: most allocations are nested, some are temporary
+    std::vector<allocation> list;  // a forward and its backward: a third of the allocations are nested, the others are temporary
     const auto steps = static_cast<std::int64_t>(n);
     for (std::int64_t i = 0; i < steps; ++i) {
       const auto bytes = static_cast<bytes_t>(64 * (1 + random() % 5000));
@@ -132,7 +132,7 @@ TEST_CASE("layouts of long lists are valid and quickly found") {
   }
 }
 
-TEST_CASE("edges") {
+TEST_CASE("lay_out: empty lists, invalid lifetimes and sizes, and bad alignments") {
   CHECK(lay_out({}).arena == 0);
   const std::vector<allocation> empty = {{0, 1, 0}, {0, 2, 10}};
   const auto l = lay_out(empty);

@@ -14,7 +14,7 @@ using outcome = detail::packing_search::outcome;
 using rule = detail::packing_strategy::rule;
 
 TEST_CASE("cliques are maximal, and neighbours share an instant") {
-  // The second dies before the third is born, and the first when the fourth is born.
+  // Allocation 1 dies before allocation 2 is born, and allocation 0 when allocation 3 is born.
   const std::vector<allocation> list = {{0, 4, 6}, {1, 2, 4}, {2, 5, 10}, {4, 6, 2}, {0, 6, 0}};
   const auto p = detail::packing_problem_of(list, 100);
   REQUIRE(p);
@@ -26,7 +26,7 @@ TEST_CASE("cliques are maximal, and neighbours share an instant") {
   CHECK_FALSE(detail::packing_problem_of(list, 2));
 }
 
-TEST_CASE("every strategy finds the smallest arena, and proves it") {
+TEST_CASE("every search strategy finds the smallest arena and proves it") {
   std::mt19937 random(11);
   const monitor m;
   constexpr auto unlimited = std::numeric_limits<std::size_t>::max();
@@ -58,7 +58,7 @@ TEST_CASE("every strategy finds the smallest arena, and proves it") {
   CHECK(proofs > 50);
 }
 
-TEST_CASE("a run ends at its nodes and its work") {
+TEST_CASE("a packing search ends at its limits of nodes and work") {
   std::mt19937 random(2);
   const auto list = sliced(random, 100, 500, 1000);
   const auto p = detail::packing_problem_of(list, 100'000);

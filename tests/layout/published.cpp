@@ -15,7 +15,7 @@ TEST_CASE("published hard instances fit into their capacity") {
     const auto t = read_allocations(std::string(REMAT_SOURCE_DIR) + "/bench/layout/" + name + ".csv");
     const auto first = lay_out(t.list, {.alignment = 1, .tries = 0});
     layouts::check(t.list, first, 1);
-    CHECK(first.arena > capacity);  // the heuristics do not do
+    CHECK(first.arena > capacity);  // the heuristics alone fail
     const monitor patient({.seconds = 600});
     const auto r = fit_within(t.list, capacity, {.alignment = 1, .work = layout_options::unlimited}, patient);
     REQUIRE(r.status == fit_status::fits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A MILP library chosen at run time is given the models that the library itself is given.
+// `any_backend` passes on the models that the MILP library inside would get.
 #include <catch2/catch.hpp>
 
 #include <memory>
@@ -21,7 +21,7 @@ namespace {
 
 using shapes = std::vector<std::pair<long, long>>;  // rows and columns
 
-/// Solves nothing, and writes down the sizes of the models.
+/// Solves nothing; records the sizes of the models.
 struct recorder {
   std::shared_ptr<shapes> seen = std::make_shared<shapes>();
   std::string name() const { return "recorder"; }
@@ -45,7 +45,7 @@ shapes shown_to(const B& b, const shapes& seen) {
 
 }  // namespace
 
-TEST_CASE("any backend knows the longest row of the one inside") {
+TEST_CASE("any_backend knows the longest row of the backend inside") {
   CHECK(remat::milp::longest_row(any_backend(recorder_of_short_rows())) == 3);
   CHECK(remat::milp::longest_row(any_backend(recorder())) == remat::milp::longest_row(recorder()));
   const any_backend copy = recorder_of_short_rows();
@@ -53,10 +53,10 @@ TEST_CASE("any backend knows the longest row of the one inside") {
   CHECK(copy.name() == "recorder");
 }
 
-TEST_CASE("models are those for the backend inside") {
+TEST_CASE("any_backend gets the models made for the backend inside") {
   const recorder_of_short_rows a, b;
   const recorder c;
   const auto direct = shown_to(a, *a.seen);
   CHECK(shown_to(any_backend(b), *b.seen) == direct);
-  CHECK(shown_to(any_backend(c), *c.seen) != direct);  // the limit makes a difference here
+  CHECK(shown_to(any_backend(c), *c.seen) != direct);  // the limit on rows makes a difference in this case
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MILP models, and what is asked of backends.
+// MILP models, and the contract of backends.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -14,7 +14,7 @@ using namespace remat;
 
 namespace {
 
-/// Answers what it is told to.
+/// Returns a given answer.
 struct scripted {
   milp::solution answer = {};
   std::string name() const { return "scripted"; }
@@ -26,7 +26,7 @@ struct scripted {
 };
 static_assert(milp::backend<scripted>);
 
-/// The same, whatever the start is.
+/// Returns a given answer, and ignores the start.
 struct stubborn {
   milp::solution answer = {};
   std::string name() const { return "stubborn"; }
@@ -64,7 +64,7 @@ TEST_CASE("milp: the builder sums terms and moves constants to the bounds") {
   CHECK(m.integer == std::vector<bool>{false, true});
 }
 
-TEST_CASE("milp: a model that is none is named") {
+TEST_CASE("milp: the error for an invalid model names the place") {
   auto m = small();
   m.cost[1] = std::nan("");
   CHECK_THROWS_WITH(m.validate(), Catch::Contains("cost[1]"));
@@ -82,7 +82,7 @@ TEST_CASE("milp: a model that is none is named") {
   CHECK_THROWS_AS(m.validate(), bad_problem);
 }
 
-TEST_CASE("milp: what is beyond the numbers of a backend is not asked, and nothing is claimed of it") {
+TEST_CASE("milp: a model beyond the numeric range of backends is not solved, and proves nothing") {
   const scripted refuting{{.status = milp::status::infeasible, .x = {}, .bound = milp::infinity}};
   CHECK(milp::solve(refuting, small()).status == milp::status::infeasible);
   std::vector<milp::model> beyond(5, small());
@@ -101,7 +101,7 @@ TEST_CASE("milp: what is beyond the numbers of a backend is not asked, and nothi
   CHECK(milp::solve(refuting, beyond[2], started).status == milp::status::feasible);
 }
 
-TEST_CASE("milp: units neither overflow nor tell nothing from little") {
+TEST_CASE("milp: units avoid overflow and the loss of small costs") {
   const double least = std::numeric_limits<double>::denorm_min();
   CHECK(milp::unit_of(5, 1000) == 0.005);
   CHECK(milp::unit_of(0, 1000) == 1);
@@ -121,7 +121,7 @@ TEST_CASE("milp: violation finds bounds, integrality and rows") {
   CHECK_FALSE(milp::violation(m, Eigen::VectorXd(3)).empty());
 }
 
-TEST_CASE("milp: what a backend claims is checked") {
+TEST_CASE("milp: the answer of a backend is checked") {
   const auto m = small();
   scripted b{{milp::status::optimal, point(1 - 1e-7, 3), 77, -5}};
   auto s = milp::solve(b, m);
@@ -135,8 +135,8 @@ TEST_CASE("milp: what a backend claims is checked") {
   CHECK(milp::solve(b, m).bound == -3);
   CHECK(milp::solve(b, m, {.cutoff = -3}).status == milp::status::cutoff);
   CHECK(milp::solve(b, m, {.start = point(1, 3)}).objective == -5);
-  CHECK(milp::solve(b, m, {.start = point(1, 5)}).objective == -3);  // a bad start is not passed on
-  b.answer = {milp::status::optimal, point(0, 4), -3, -7};           // a bound that does not prove it
+  CHECK(milp::solve(b, m, {.start = point(1, 5)}).objective == -3);  // an infeasible start is not passed on
+  b.answer = {milp::status::optimal, point(0, 4), -3, -7};           // a bound that does not prove optimality
   CHECK(milp::solve(b, m).status == milp::status::feasible);
   b.answer.bound = std::nan("");
   CHECK(milp::solve(b, m).bound == -milp::infinity);
@@ -144,7 +144,7 @@ TEST_CASE("milp: what a backend claims is checked") {
   CHECK(milp::solve(b, m).bound == milp::infinity);
 }
 
-TEST_CASE("milp: a start refutes what contradicts it") {
+TEST_CASE("milp: a feasible start overrides answers that contradict it") {
   const auto m = small();
   for (auto claim : {milp::status::infeasible, milp::status::limit, milp::status::cutoff, milp::status::failed}) {
     const auto s = milp::solve(stubborn{{claim, {}, 0, 3}}, m, {.start = point(1, 2)});
@@ -167,7 +167,7 @@ TEST_CASE("milp: options out of range are named") {
   CHECK_THROWS_WITH(milp::solve(b, m, {.threads = 0}), Catch::Contains("threads"));
 }
 
-TEST_CASE("a builder adds up entries of one place, leaves out zeros, and keeps the order of rows") {
+TEST_CASE("milp: the builder sums duplicate entries, omits zeros, and keeps the order of rows") {
   std::mt19937_64 g(7);
   std::uniform_int_distribution<int> pick(0, 5), factor(-2, 2);
   for (int round = 0; round < 2000; ++round) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of MILP libraries that end in time, late, or with an exception.
+// Calls of MILP libraries that end in time, end late, or throw.
 #include <catch2/catch.hpp>
 
 #include <atomic>
@@ -13,7 +13,7 @@ using namespace remat;
 
 namespace {
 
-/// A library that looks at no limit until it is released.
+/// A library that ignores its limits until it is released.
 struct deaf : milp::supervised {
   explicit deaf(const milp::options& o, std::shared_ptr<std::atomic<bool>> until)
       : supervised({}, o), released(std::move(until)) {}
@@ -26,7 +26,7 @@ struct deaf : milp::supervised {
   std::shared_ptr<std::atomic<bool>> released;
 };
 
-/// A library that goes on until it is to stop.
+/// A library that runs until it is asked to stop.
 struct obedient : milp::supervised {
   explicit obedient(const milp::options& o) : supervised({}, o) {}
   milp::solution work() {
@@ -43,7 +43,7 @@ struct broken : milp::supervised {
 
 }  // namespace
 
-TEST_CASE("a call that does not end is left alone, with the best that it told") {
+TEST_CASE("supervise abandons a call that ignores its limit, and returns the best answer reported so far") {
   const auto released = std::make_shared<std::atomic<bool>>(false);
   const auto s = milp::supervise(std::make_shared<deaf>(milp::options{.seconds = 0}, released));
   *released = true;
@@ -53,7 +53,7 @@ TEST_CASE("a call that does not end is left alone, with the best that it told") 
   CHECK(s.bound == 1);
 }
 
-TEST_CASE("a call that ends has its own answer, also after a limit") {
+TEST_CASE("supervise returns the answer of a call that ends, also after a limit") {
   const auto released = std::make_shared<std::atomic<bool>>(true);
   CHECK(milp::supervise(std::make_shared<deaf>(milp::options{}, released)).status == milp::status::optimal);
   const auto s = milp::supervise(std::make_shared<obedient>(milp::options{.seconds = 0}));
@@ -61,7 +61,7 @@ TEST_CASE("a call that ends has its own answer, also after a limit") {
   CHECK(s.bound > 0);
 }
 
-TEST_CASE("poll is called on the thread of the caller, with what was told, until it asks to stop") {
+TEST_CASE("supervise calls poll on the thread of the caller with the latest values, until poll asks to stop") {
   int calls = 0;
   bool here = true;
   double best = 0, bound = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an order needs, and evictions.
+// Peak and time of orders, and evictions.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ TEST_CASE("measure_order agrees with evaluate") {
   for (int round = 0; round < 500; ++round) {
     const auto p = random_problem(g, {.operations = 8});
     auto order = needed_operations(p);
-    for (int i = 0; i < 4; ++i) {  // repeat a computation later on
+    for (int i = 0; i < 4; ++i) {  // repeat an operation later
       const auto at = uniform(g, 0, static_cast<std::int64_t>(order.size()) - 1);
       order.insert(order.begin() + uniform(g, at + 1, static_cast<std::int64_t>(order.size())),
                    order[static_cast<std::size_t>(at)]);
@@ -33,7 +33,7 @@ TEST_CASE("measure_order agrees with evaluate") {
   }
 }
 
-TEST_CASE("an order::eviction keeps to the budget") {
+TEST_CASE("eviction makes orders within the budget") {
   std::mt19937_64 g(4);
   int fitted = 0;
   for (int round = 0; round < 500; ++round) {
@@ -55,7 +55,7 @@ TEST_CASE("an order::eviction keeps to the budget") {
   CHECK(fitted > 100);
 }
 
-TEST_CASE("evictions stop when told to, and after the work that they may do") {
+TEST_CASE("eviction stops when told to, and at its limit of work") {
   const auto p = transformer_training_graph(12);
   const auto order = needed_operations(p);
   const auto budget = evaluate(p, store_all_schedule(p)).peak * 7 / 10;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints at the middles: valid on any graph, and lean on chains.
+// Checkpoints at the middles: valid on any graph, with little memory on chains.
 #include <catch2/catch.hpp>
 
 #include <random>
@@ -12,7 +12,7 @@
 
 using namespace remat;
 
-TEST_CASE("recursive checkpoints are valid orders of any graph, wherever the backward is said to begin") {
+TEST_CASE("recursive checkpoints are valid orders of any graph, for any beginning of the backward") {
   std::mt19937_64 g(4);
   for (int round = 0; round < 300; ++round) {
     const auto p = round % 2 == 0 ? testing::random_training_chain(g, 2 + static_cast<std::size_t>(round % 30))
@@ -27,12 +27,12 @@ TEST_CASE("recursive checkpoints are valid orders of any graph, wherever the bac
   }
 }
 
-TEST_CASE("recursive checkpoints of a chain take logarithmic memory, and time that is hardly more") {
+TEST_CASE("recursive checkpoints of a chain need logarithmic memory, and time within a logarithmic factor") {
   const auto p = testing::unit_training_chain(1 << 12);
   const auto needed = needed_operations(p);
   const std::size_t turn = 1 << 12;
   double last = 0;
-  for (std::size_t leaf = turn; leaf > 0; leaf /= 8) {  // shorter runs that are kept whole: less memory, more time
+  for (std::size_t leaf = turn; leaf > 0; leaf /= 8) {  // shorter leaves: less memory, more time
     const auto order = order::recursive_checkpoints(p, needed, turn, leaf, 100 * needed.size());
     REQUIRE(order);
     const auto needs = measure_order(p, *order);
@@ -45,7 +45,7 @@ TEST_CASE("recursive checkpoints of a chain take logarithmic memory, and time th
   CHECK_FALSE(order::recursive_checkpoints(p, needed, turn, 1, 100 * needed.size(), [] { return true; }));
 }
 
-TEST_CASE("recursive checkpoints give up where something would have to run twice that must not") {
+TEST_CASE("recursive checkpoints give up if a once-only operation would have to run twice") {
   std::vector<testing::layer> layers(40);
   for (auto& l : layers) l.once = true;
   const auto p = testing::training_chain(layers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders whose memory follows each change, against a measurement from scratch.
+// Orders with incremental memory, against a measurement from scratch.
 #include <catch2/catch.hpp>
 
 #include <random>
@@ -33,7 +33,7 @@ bool agrees(const problem& p, const sequence& s) {
 
 }  // namespace
 
-TEST_CASE("memory follows insertions, removals and moves, and what is taken back or loaded anew leaves no trace") {
+TEST_CASE("a sequence updates its memory on insertion, removal, move, undo and reload") {
   std::mt19937_64 g(3);
   int inserted = 0, removed = 0, moved = 0, undone = 0;
   for (int round = 0; round < 600; ++round) {
@@ -56,7 +56,7 @@ TEST_CASE("memory follows insertions, removals and moves, and what is taken back
         } else if (x != sequence::end && chance(g, 30) && s.where(x) + 1 < s.slots()) {
           auto k = s.where(x) + 1;
           while (s.at(k) == sequence::nothing) ++k;
-          const auto y = s.at(k);  // the two change places, unless the second reads the first
+          const auto y = s.at(k);  // swap the two operations, unless the second reads the first
           if (y == sequence::end || s.operation(y) == s.operation(x)) continue;
           const auto& reads = p.operations()[s.operation(y)].inputs;
           if (std::any_of(reads.begin(), reads.end(), [&](value_id v) { return p.producer(v) == s.operation(x); })) continue;
@@ -87,14 +87,14 @@ TEST_CASE("memory follows insertions, removals and moves, and what is taken back
   CHECK(undone > 2000);
 }
 
-TEST_CASE("memory follows where so much is inserted at one place that parts of the slots are spread anew") {
+TEST_CASE("a sequence updates its memory when slots are spread anew after many insertions at one place") {
   for (const bool at_end : {true, false}) {
     const auto p = transformer_training_graph(40);
     sequence s(p);
     s.load(needed_operations(p));
     REQUIRE(s.slots() > 2048);
     const auto slots = s.slots();
-    std::vector<operation_id> made;  // by what comes before
+    std::vector<operation_id> made;  // made by earlier operations
     const auto next = at_end ? sequence::end : s.at(s.slots() / 2 / 2 * 2);
     REQUIRE(next != sequence::nothing);
     for (auto x : s.order()) {
@@ -102,7 +102,7 @@ TEST_CASE("memory follows where so much is inserted at one place that parts of t
       made.push_back(x);
     }
     for (std::size_t i = 0; i < 400; ++i) {
-      auto before = next;  // the place is the same, or moves back with what is inserted
+      auto before = next;  // the place stays the same, or moves back with each insertion
       if (i % 2 == 1)
         for (auto k = s.where(next); (before = s.at(--k)) == sequence::nothing;) continue;
       s.insert(made[(i * 37) % made.size()], before);
@@ -116,7 +116,7 @@ TEST_CASE("memory follows where so much is inserted at one place that parts of t
   }
 }
 
-TEST_CASE("a hundred thousand computations in a row of which nobody is of use any more go without recursion", "[long]") {
+TEST_CASE("a sequence removes a hundred thousand useless computations in a row without recursion", "[long]") {
   constexpr index_t n = 100'000;
   std::vector<value> values;
   std::vector<operation> ops;
@@ -124,7 +124,7 @@ TEST_CASE("a hundred thousand computations in a row of which nobody is of use an
     values.push_back({"", 1});
     ops.push_back({"", i > 0 ? std::vector{value_id(i - 1)} : std::vector<value_id>{}, {i}, 1});
   }
-  for (index_t i = 0; i < 2; ++i) {  // both read what the row makes in the end
+  for (index_t i = 0; i < 2; ++i) {  // both read the last value of the row
     values.push_back({"", 1});
     ops.push_back({"", {n - 1}, {n + i}, 1});
   }
@@ -134,7 +134,7 @@ TEST_CASE("a hundred thousand computations in a row of which nobody is of use an
   sequence s(p);
   s.load(doubled);
   REQUIRE(s.size() == 2 * n + 2);
-  auto k = s.where(sequence::end);  // the second of the row's last, before the last reader
+  auto k = s.where(sequence::end);  // the second copy of the last operation of the row, before the last reader
   for (int steps = 0; steps < 2;) steps += s.at(--k) != sequence::nothing;
   s.remove(s.at(k));
   CHECK(s.order() == needed_operations(p));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes at slots against a plain list of them.
+// `slot_memory` against a plain list of bytes per slot.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using remat::order::slot_memory;
 using remat::testing::chance;
 using remat::testing::uniform;
 
-TEST_CASE("bytes at slots are those of a plain list") {
+TEST_CASE("slot_memory agrees with a plain list") {
   std::mt19937_64 g(3);
   constexpr auto empty = slot_memory::empty;
   constexpr std::size_t slots = 5 * slot_memory::block;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search through all orders of small problems, against another exhaustive one.
+// The exhaustive search over orders of small problems, against an independent exhaustive search.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -19,7 +19,7 @@ using namespace remat;
 using namespace remat::testing;
 using order::small_search;
 
-TEST_CASE("small searches find the optimum of small problems, or that there is none") {
+TEST_CASE("small_search finds the optimum of small problems, or proves that nothing fits") {
   std::mt19937_64 g(1);
   int found = 0, hopeless = 0;
   for (int round = 0; round < shortened(400); ++round) {
@@ -49,7 +49,7 @@ TEST_CASE("small searches find the optimum of small problems, or that there is n
       CHECK(e.seconds == Approx(*optimum).epsilon(1e-12));
       CHECK(best.bound <= *optimum);
       CHECK(best.bound == Approx(*optimum).epsilon(1e-9));
-      const auto faster = search.fastest(*optimum);  // there is none
+      const auto faster = search.fastest(*optimum);  // no order is faster
       CHECK((faster.ended && !faster.order && faster.bound == Approx(*optimum).epsilon(1e-9)));
     }
   }
@@ -57,7 +57,7 @@ TEST_CASE("small searches find the optimum of small problems, or that there is n
   CHECK(hopeless > shortened(300));
 }
 
-TEST_CASE("a small search that gives up has a bound, and says that it did") {
+TEST_CASE("a small_search that gives up says so, and returns a bound") {
   std::mt19937_64 g(3);
   const auto p = random_training_chain(g, 15);
   const auto least = bounds_without_search(p).budget, budget = least + (measure_store_all(p).peak - least) / 3;
@@ -75,11 +75,11 @@ TEST_CASE("a small search that gives up has a bound, and says that it did") {
   CHECK(stopped.bound <= few.bound);
 }
 
-TEST_CASE("small searches take what they have bits for") {
+TEST_CASE("small_search takes problems of up to 63 operations without in-place updates") {
   CHECK(small_search::takes(unit_training_chain(31)));
   CHECK(!small_search::takes(unit_training_chain(32)));
   const auto chain = unit_training_chain(31);
   CHECK(!small_search::takes(problem("in place", {{"a", 1}, {"b", 1}},
                                      {{"make", {}, {0}, 1}, {"change", {0}, {1}, 1, 0, false, "", device_tier, {{1, 0}}}}, {1})));
-  CHECK(small_search(chain, 12).any().order);  // 63 operations, each with a bit
+  CHECK(small_search(chain, 12).any().order);  // 63 operations, with one bit each
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans of values on the device against `evaluate`, and what happens to each value.
+// Spans of values on the device, against `evaluate`, and the fate of each value.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace {
 
-/// The largest sum of what is alive after each event.
+/// The largest sum of live bytes after any event.
 remat::bytes_t largest_sum(const std::vector<remat::device_span>& spans) {
   std::map<std::int64_t, remat::bytes_t> changes;
   for (const auto& x : spans) {
@@ -30,7 +30,7 @@ remat::bytes_t largest_sum(const std::vector<remat::device_span>& spans) {
 
 }  // namespace
 
-TEST_CASE("spans have the peak of the schedule") {
+TEST_CASE("device spans have the peak of the schedule") {
   std::mt19937_64 g(5);
   for (int i = 0; i < 20; ++i) {
     const auto p = remat::testing::random_training_chain(g, 10);
@@ -45,7 +45,7 @@ TEST_CASE("spans have the peak of the schedule") {
   CHECK(largest_sum(remat::device_spans(p, remat::testing::host_step())) == remat::evaluate(p, remat::testing::host_step()).peak);
 }
 
-TEST_CASE("a value that is made anew lies beside the old one while it is made") {
+TEST_CASE("a recomputed value lies beside its old copy while it is computed") {
   const remat::problem p("again", {{"a", 8}, {"b", 1}}, {{"a", {}, {0}, 1, 4}, {"b", {0}, {1}, 1}}, {1});
   remat::schedule s;
   s.compute(0);
@@ -57,8 +57,8 @@ TEST_CASE("a value that is made anew lies beside the old one while it is made") 
   CHECK(remat::evaluate(p, s).peak == 20);
 }
 
-TEST_CASE("kept, recomputed, moved and temporary values") {
-  // x is held. a and c are read by the backward, b by the forward only, d is moved.
+TEST_CASE("device spans tell kept, recomputed, moved and temporary values apart") {
+  // x is held. The backward reads a and c. Only the forward reads b. d is moved.
   const remat::problem p(
       "fates", {{"x", 1, true}, {"a", 8}, {"b", 8}, {"c", 8}, {"d", 8}, {"g", 1}},
       {{"a", {0}, {1}, 1}, {"b", {1}, {2}, 1}, {"c", {2}, {3}, 1}, {"d", {3}, {4}, 1}, {"g", {1, 3, 4}, {5}, 1}}, {5},

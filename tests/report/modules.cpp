@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The module of each operation: as labelled, by its parameters, or by its neighbours.
+// The module of each operation: from its label, its parameters, or its neighbours.
 #include <catch2/catch.hpp>
 
 #include <string>
@@ -7,7 +7,7 @@
 
 #include <remat/report/modules.hpp>
 
-TEST_CASE("modules come from parameters, and between these from the neighbours") {
+TEST_CASE("module paths come from parameters, and between them from neighbours") {
   const remat::problem p(
       "m",
       {{"layers.0.mlp.up.weight", 1, true},
@@ -29,20 +29,20 @@ TEST_CASE("modules come from parameters, and between these from the neighbours")
   CHECK_FALSE(members.operations[0].contains("source"));
   CHECK(members.operations[4]["source"] == "net.py:1");
 
-  const auto exact = remat::labelled(p, {{"", "net.py:1"}}, {"", "net.py:9"});  // the line that calls comes first
+  const auto exact = remat::labelled(p, {{"", "net.py:1"}}, {"", "net.py:9"});  // the line of the caller first
   CHECK(exact.operations[0]["source"] == "net.py:1");
   CHECK(exact.operations[1] == nlohmann::ordered_json{{"module", "layers.0.mlp"}, {"source", "net.py:9"}});
   CHECK(exact.operations[2]["source"] == "net.py:1");
 }
 
-TEST_CASE("paths share whole names only") {
+TEST_CASE("common_parent compares whole names only") {
   CHECK(remat::detail::common_parent("layers.1", "layers.10") == "layers");
   CHECK(remat::detail::common_parent("a.b", "a.b.c") == "a.b");
   CHECK(remat::detail::common_parent("a", "b").empty());
   CHECK(remat::detail::common_parent("", "b").empty());
 }
 
-TEST_CASE("without parameters there are no modules") {
+TEST_CASE("without parameters module paths are empty") {
   const remat::problem p("m", {{"x", 1, true}, {"y", 1}}, {{"f", {0}, {1}, 1}}, {1});
   CHECK(remat::module_paths(p) == std::vector<std::string>{""});
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The default solver: conformance, observers, two threads. With MILP libraries it runs in every_solver.cpp.
+// The default solver: conformance, observers, two threads. `every_solver.cpp` runs it with MILP libraries.
 #include <catch2/catch.hpp>
 
 #include <limits>
@@ -16,12 +16,12 @@
 using namespace remat;
 using testing::share_of_peak;
 
-TEST_CASE("automatic conforms") {
+TEST_CASE("automatic passes the conformance suite") {
   const auto failures = testing::check_solver(automatic<>({.search = {.patience = 300}}), {.rounds = 150});
   for (const auto& failure : failures) FAIL_CHECK(failure);
 }
 
-TEST_CASE("automatic gets better while it is watched, and stops when asked to") {
+TEST_CASE("automatic reports improvements, and stops when asked to") {
   const auto p = testing::transformer_training_graph(3);
   for (const unsigned threads : {1u, 2u})
     for (const int most : {1, 3, std::numeric_limits<int>::max()}) {
@@ -58,11 +58,11 @@ TEST_CASE("automatic is no worse than the solvers it runs") {
   }
 }
 
-TEST_CASE("options of automatic out of range are refused by name") {
+TEST_CASE("options of automatic that are out of range are named") {
   CHECK_THROWS_WITH(automatic<>({.search = {.patience = 0}}), Catch::Contains("patience"));
 }
 
-TEST_CASE("automatic has the optimum of every small problem, or proves that nothing fits") {
+TEST_CASE("automatic finds the optimum of every small problem, or proves that nothing fits") {
   std::mt19937_64 g(930);
   int found = 0, hopeless = 0;
   for (int round = 0; round < 600; ++round) {
@@ -89,8 +89,8 @@ TEST_CASE("automatic has the optimum of every small problem, or proves that noth
   CHECK(hopeless > 100);
 }
 
-TEST_CASE("automatic runs what is cheap again where a target that reads it has to come last") {
-  // To make d, nothing else may be there; what a and b are made of has to be made again after it.
+TEST_CASE("automatic recomputes cheap values if a target that reads them must run last") {
+  // While d is made, nothing else fits. The inputs of a and b must be recomputed afterwards.
   const problem p("last",
                   {{"s", 1, true},
                    {"in", 3},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The staged ILP with a backend that lies; with honest ones it is tested beside them.
+// The staged ILP with a backend that gives false answers. The tests of the adapters use real backends.
 #include <catch2/catch.hpp>
 
 #include <string>
@@ -12,7 +12,7 @@ using namespace remat;
 
 namespace {
 
-/// Answers what it is told to.
+/// Returns a given answer.
 struct scripted_backend {
   milp::solution answer = {};
   std::string name() const { return "scripted"; }
@@ -27,7 +27,7 @@ static_assert(solver<checkmate<scripted_backend>>);
 
 }  // namespace
 
-TEST_CASE("checkmate survives a backend that lies") {
+TEST_CASE("checkmate finds nothing with false answers of a backend, and claims no proof") {
   const auto p = testing::unit_training_chain(4);
   for (auto claim : {milp::status::failed, milp::status::optimal, milp::status::unbounded, milp::status::limit}) {
     const auto r = solve(p, 4, checkmate<scripted_backend>({}, scripted_backend{{claim, Eigen::Vector2d(1, 1), 0, 0}}));

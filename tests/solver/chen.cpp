@@ -26,7 +26,7 @@ const std::vector<chen::division> divisions = {chen::division::square_root, chen
 
 }  // namespace
 
-TEST_CASE("chen on unit chains: costs of Checkmate's square-root and last-node baselines, in no more memory") {
+TEST_CASE("chen on unit chains has the costs of Checkmate's square-root and last-node baselines, in no more memory") {
   for (const auto& [n, cost, peak] : {std::tuple{4u, 11, 5}, {8u, 21, 7}, {16u, 45, 10}, {32u, 89, 14}})
     for (const auto v : {chen::variant::linearised, chen::variant::articulation_points}) {
       INFO("n " << n);
@@ -63,7 +63,7 @@ TEST_CASE("the default of chen is as fast as each of its variants") {
   CHECK(found > 300);
 }
 
-TEST_CASE("chen checkpoints a transformer in about the square root of its memory") {
+TEST_CASE("chen checkpoints a transformer in half of its memory, less than 35 % slower") {
   const auto p = transformer_training_graph(16);
   const auto all = evaluate(p, store_all_schedule(p)).peak;
   for (const auto d : divisions) {
@@ -74,13 +74,13 @@ TEST_CASE("chen checkpoints a transformer in about the square root of its memory
   }
 }
 
-TEST_CASE("chen conforms to what is asked of solvers") {
+TEST_CASE("chen passes the conformance suite") {
   for (const auto& failure : check_solver(chen{}, {.rounds = 800})) FAIL_CHECK(failure);
   for (const auto v : variants)
     for (const auto& failure : check_solver(chen({.variant = v}), {.rounds = 100, .seed = 2})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("chen on long chains") {
+TEST_CASE("chen on chains of 1500 layers") {
   const auto p = unit_training_chain(1500);
   const auto r = solve(p, 90, chen{});
   REQUIRE(r.found());

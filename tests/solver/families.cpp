@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large graphs of many shapes: a first schedule even where the search is to stop at once, no recursion that grows with the input,
-// and sizes refused by name.
+// Large graphs of many shapes: methods find a first schedule even if they must stop at once, recursion depth does not grow with
+// the input, and errors for too large problems name the limit.
 #include <catch2/catch.hpp>
 
 #include <string>
@@ -20,7 +20,7 @@ using namespace remat;
 
 namespace {
 
-/// The smallest peak of the cheap orders, bytes.
+/// The smallest peak among the cheap orders, bytes.
 bytes_t leanest_cheap(const problem& p) {
   monitor m({.seconds = 1e9});
   incumbent none_fits(p, bounds_without_search(p).budget - 1);
@@ -29,7 +29,7 @@ bytes_t leanest_cheap(const problem& p) {
   return measure_order(p, order).peak;
 }
 
-/// Answers nothing: what is refused is refused before.
+/// A backend that answers nothing: methods refuse too large problems before they call it.
 struct silent_backend {
   std::string name() const { return "silent"; }
   milp::solution solve(const milp::model&, const milp::options&) const { return {}; }
@@ -37,7 +37,7 @@ struct silent_backend {
 
 }  // namespace
 
-TEST_CASE("automatic has a schedule of every family when it is to stop at once") {
+TEST_CASE("automatic finds a schedule of every family even if it must stop at once") {
   for (const auto& f : testing::families()) {
     INFO(f.name);
     const auto p = f.make(2000);
@@ -58,7 +58,7 @@ TEST_CASE("automatic has a schedule of every family when it is to stop at once")
   }
 }
 
-TEST_CASE("copies and further tiers leave what automatic has when it is to stop at once as fast as without them") {
+TEST_CASE("copies and more tiers do not slow down the schedule that automatic finds if it must stop at once") {
   const auto slow = copy_rates{1, 1};  // a copy takes longer than most operations
   for (const auto& f : testing::families()) {
     const auto plain = f.make(2000);
@@ -79,7 +79,7 @@ TEST_CASE("copies and further tiers leave what automatic has when it is to stop 
   }
 }
 
-TEST_CASE("with copies, the first cheap order that fits is reported as soon as without them") {
+TEST_CASE("with copies, automatic reports the first cheap order that fits as early as without") {
   const auto p = testing::tree(12'000);
   const auto budget = leanest_cheap(p) * 3 / 2;
   const auto first = [&](const problem& q) {
@@ -93,7 +93,7 @@ TEST_CASE("with copies, the first cheap order that fits is reported as soon as w
   CHECK(first(p.with_copies(copy_rates{1, 1})) == Approx(first(p)));
 }
 
-TEST_CASE("automatic has a schedule where only the one of least memory fits") {
+TEST_CASE("automatic finds a schedule if only the order of least memory fits") {
   for (const auto& p : {testing::deep_chain(2000), testing::recurrence(2000)}) {
     const auto order = solve(p, measure_store_all(p).peak - 1, chen({.variant = chen::variant::last_node})).schedule;
     const auto budget = evaluate(p, order).peak;
@@ -103,7 +103,7 @@ TEST_CASE("automatic has a schedule where only the one of least memory fits") {
   }
 }
 
-TEST_CASE("recursive checkpoints and separators need a small part of store-all in deep and narrow graphs") {
+TEST_CASE("recursive checkpoints and separators need a small share of store-all in deep and narrow graphs") {
   for (const auto& [name, share] : {std::pair<const char*, double>{"deep chain", 0.03},
                                     {"recurrence", 0.04},
                                     {"grid", 0.25},
@@ -119,7 +119,7 @@ TEST_CASE("recursive checkpoints and separators need a small part of store-all i
     }
 }
 
-TEST_CASE("a hundred thousand operations in a row are planned without a deep stack, and the limit stops every method") {
+TEST_CASE("a chain of a hundred thousand operations is planned without a deep stack, and the time limit stops every method") {
   const auto p = testing::deep_chain(testing::shortened(100'000));
   const auto budget = measure_store_all(p).peak / 10;
   CHECK(solve(p, budget, automatic<>(), {.seconds = 0}).found());
@@ -130,7 +130,7 @@ TEST_CASE("a hundred thousand operations in a row are planned without a deep sta
   CHECK_NOTHROW(solve(p, budget, twremat(), {.seconds = 0}));
 }
 
-TEST_CASE("methods refuse what is too large for them by name, number and limit") {
+TEST_CASE("a method refuses a too large problem with its name, the number and the limit") {
   const auto p = testing::long_skips(30'000);
   const auto budget = measure_store_all(p).peak / 2;
   CHECK_THROWS_AS(solve(p, budget, checkmate<silent_backend>()), too_large);

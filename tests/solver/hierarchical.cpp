@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning in parts: equal parts, parts of parts, and schedules of graphs that are no chains.
+// Hierarchical planning: equal parts, nested parts, and graphs that are not chains.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 /// `min_cut` with little effort.
 min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .rounds = 0}); }
 
-/// Counts the problems it is given.
+/// Counts the problems that it solves.
 struct counting_inner {
   min_cut inner = quick();
   std::atomic<int>* calls = nullptr;
@@ -43,7 +43,7 @@ struct counting_inner {
 
 }  // namespace
 
-TEST_CASE("costs that differ by noise are made equal, others not") {
+TEST_CASE("with_like_costs makes costs that differ by noise equal, and leaves other costs apart") {
   std::mt19937_64 g(33);
   const auto p = transformer_training_graph(8);
   auto operations = p.operations();
@@ -67,7 +67,7 @@ TEST_CASE("costs that differ by noise are made equal, others not") {
   for (std::size_t o = 0; o < operations.size(); ++o) CHECK(same.operations()[o].seconds == operations[o].seconds);
 }
 
-TEST_CASE("equal parts are solved once, however many there are") {
+TEST_CASE("hierarchical solves equal parts once") {
   std::vector<int> counts;
   std::mt19937_64 g(34);
   for (const std::size_t layers : {12u, 24u, 48u}) {
@@ -91,7 +91,7 @@ TEST_CASE("equal parts are solved once, however many there are") {
   CHECK(counts[2] <= counts[1]);
 }
 
-TEST_CASE("hierarchical conforms") {
+TEST_CASE("hierarchical passes the conformance suite") {
   hierarchical<>::options o;
   o.cut.size = 3;
   o.leaf_operations = 4;
@@ -102,7 +102,7 @@ TEST_CASE("hierarchical conforms") {
   CHECK(check_solver(tiny_parts, {.rounds = 80}) == std::vector<std::string>{});
 }
 
-TEST_CASE("parts of training graphs that are no chains are worth it") {
+TEST_CASE("hierarchical is at most 3 % slower than min_cut on training graphs that are not chains") {
   struct sample {
     std::string name;
     problem p;
@@ -122,7 +122,7 @@ TEST_CASE("parts of training graphs that are no chains are worth it") {
   }
 }
 
-TEST_CASE("parts of parts") {
+TEST_CASE("hierarchical with nested parts is at most 2 % slower than with flat parts") {
   const auto p = transformer_training_graph(16);
   hierarchical<>::options flat, nested;
   nested.cut = {.size = 120, .most = 5};
@@ -140,7 +140,7 @@ TEST_CASE("parts of parts") {
   CHECK(b.seconds < 1.02 * a.seconds);
 }
 
-TEST_CASE("a user's partition is honoured, and refused where it is none") {
+TEST_CASE("hierarchical uses the partition of the user, and refuses invalid partitions") {
   std::mt19937_64 g(35);
   const auto p = random_training_chain(g, 8);
   // forward 0-7, loss 8, backward 9-16
@@ -167,7 +167,7 @@ TEST_CASE("a user's partition is honoured, and refused where it is none") {
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.share = 0}), bad_option);
 }
 
-TEST_CASE("joiners and nothing else: methods as published") {
+TEST_CASE("hierarchical with each joiner alone, as published, passes the conformance suite") {
   using one = hierarchical<min_cut, join_by_chain>;
   using other = hierarchical<min_cut, join_by_outer<min_cut>>;
   auto chain = one::options::plain();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Improvers.
+// Solvers that improve the schedule of another solver by local search.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using namespace remat::testing;
 
 static_assert(solver<improved<store_all>>);
 
-TEST_CASE("an improver is never worse than what it starts from, and mostly finds the optimum") {
+TEST_CASE("improved is never worse than its start, and mostly finds the optimum") {
   std::mt19937_64 g(13);
   int compared = 0, better = 0, optimal = 0, missed = 0;
   for (int round = 0; round < 300; ++round) {
@@ -55,13 +55,13 @@ TEST_CASE("an improver is never worse than what it starts from, and mostly finds
   CHECK(missed < compared / 10);
 }
 
-TEST_CASE("an improver conforms") {
+TEST_CASE("improved passes the conformance suite") {
   const auto failures = check_solver(improved<store_all>(store_all{}, {.search = {.patience = 30}}), {.rounds = 1000, .seed = 3});
   for (const auto& f : failures) UNSCOPED_INFO(f);
   CHECK(failures.empty());
 }
 
-TEST_CASE("equal seeds give equal schedules, and each improvement is reported") {
+TEST_CASE("improved gives equal schedules for equal seeds, and reports each improvement") {
   const auto p = instance("unet-depth-4");
   const auto all = evaluate(p, store_all_schedule(p));
   const auto budget = p.held_bytes() + (all.peak - p.held_bytes()) / 2;
@@ -81,7 +81,7 @@ TEST_CASE("equal seeds give equal schedules, and each improvement is reported") 
   CHECK(stopped.found());
 }
 
-TEST_CASE("a longer search begins as a shorter one does, and is never worse") {
+TEST_CASE("a longer search of improved continues a shorter search, and is never worse") {
   std::mt19937_64 g(17);
   int better = 0;
   for (int round = 0; round < 60; ++round) {
@@ -99,7 +99,7 @@ TEST_CASE("a longer search begins as a shorter one does, and is never worse") {
   CHECK(better > 20);
 }
 
-TEST_CASE("options of an improver out of range are refused") {
+TEST_CASE("options of improved that are out of range are named") {
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.patience = 0}})), Catch::Contains("patience"));
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.slack = -1}})), Catch::Contains("slack"));
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.seconds = 0})), Catch::Contains("seconds"));

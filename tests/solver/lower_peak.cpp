@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders for less memory, and the smallest budgets found with them.
+// Orders with a lower peak, and the smallest budgets found with them.
 #include <catch2/catch.hpp>
 
 #include <random>
@@ -18,7 +18,7 @@ static_assert(warm_startable<min_cut>);
 
 namespace {
 
-/// `min_cut` that is not told of schedules.
+/// `min_cut` that ignores start schedules.
 struct cold_min_cut {
   std::string name() const { return "cold"; }
   result solve(const problem& p, bytes_t budget, monitor& m) const { return min_cut().solve(p, budget, m); }
@@ -32,7 +32,7 @@ problem any_problem(std::mt19937_64& g, int round) {
 
 }  // namespace
 
-TEST_CASE("peaks are lowered byte by byte, by valid orders, mostly to the least that any schedule needs") {
+TEST_CASE("lower_peak finds valid orders of lower peak, mostly down to the least that any schedule needs") {
   std::mt19937_64 g(31);
   int all = 0, least = 0, least_before = 0;
   for (int round = 0; round < 600; ++round) {
@@ -56,7 +56,7 @@ TEST_CASE("peaks are lowered byte by byte, by valid orders, mostly to the least 
   CHECK(least > 2 * least_before);
 }
 
-TEST_CASE("sizes in the range of 2^50 bytes give the orders of small ones") {
+TEST_CASE("lower_peak gives the same orders for sizes near 2^50 bytes as for small sizes") {
   constexpr bytes_t large = bytes_t{1} << 46;
   std::mt19937_64 g(5);
   int lowered = 0;
@@ -76,7 +76,7 @@ TEST_CASE("sizes in the range of 2^50 bytes give the orders of small ones") {
   CHECK(lowered > 20);
 }
 
-TEST_CASE("the smallest budget found from the last schedule is mostly the least there is") {
+TEST_CASE("smallest_budget from the last schedule is never worse than without it, and mostly optimal") {
   std::mt19937_64 g(37);
   int all = 0, least = 0, better = 0;
   for (int round = 0; round < 300; ++round) {

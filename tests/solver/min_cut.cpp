@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multipliers of minimum cuts, and the schedules they suggest.
+// Multipliers of minimum cuts, and schedules from them.
 #include <catch2/catch.hpp>
 
 #include <limits>
@@ -19,7 +19,7 @@ using namespace remat::testing;
 
 static_assert(solver<min_cut>);
 
-TEST_CASE("min_cut lies between bound and optimum, and is often optimal") {
+TEST_CASE("min_cut is never below the optimum nor its bound above it, and is often optimal") {
   std::mt19937_64 g(5);
   int compared = 0, equal = 0, missed = 0;
   for (int round = 0; round < 400; ++round) {
@@ -50,13 +50,13 @@ TEST_CASE("min_cut lies between bound and optimum, and is often optimal") {
   CHECK(missed < compared / 20);
 }
 
-TEST_CASE("min_cut conforms") {
+TEST_CASE("min_cut passes the conformance suite") {
   const auto failures = check_solver(min_cut({.rounds = 200}), {.rounds = 1000, .seed = 2});
   for (const auto& f : failures) UNSCOPED_INFO(f);
   CHECK(failures.empty());
 }
 
-TEST_CASE("a sweep has more budget never slower, and mostly finds the optimum", "[long]") {
+TEST_CASE("a sweep of min_cut is never slower for more budget, and mostly finds the optimum", "[long]") {
   std::mt19937_64 g(6);
   int compared = 0, equal = 0;
   for (int round = 0; round < 150; ++round) {
@@ -99,7 +99,8 @@ TEST_CASE("a sweep has more budget never slower, and mostly finds the optimum", 
 }
 
 TEST_CASE("min_cut on captured networks stays near the bound", "[long]") {
-  // Extra time in % of store-all, at most, at 0.8, 0.5 and a small part of its peak above what is held.
+  // Upper limits of the extra time in % of store-all, at budgets of 0.8, 0.5 and a small share of the peak of store-all above the
+  // held bytes.
   struct row {
     const char* name;
     double at_8, at_5, small, at_small;
@@ -125,7 +126,7 @@ TEST_CASE("min_cut on captured networks stays near the bound", "[long]") {
   }
 }
 
-TEST_CASE("a budget below what the cuts prove is infeasible") {
+TEST_CASE("min_cut proves budgets below its cuts infeasible") {
   const auto p = unit_training_chain(4);
   const auto r = solve(p, 2, min_cut{});
   CHECK(r.status == status::infeasible);
@@ -136,7 +137,7 @@ TEST_CASE("a budget below what the cuts prove is infeasible") {
   CHECK(few.budget_bound > few.budget);
 }
 
-TEST_CASE("min_cut stops when told to, and refuses options out of range") {
+TEST_CASE("min_cut stops when told to, and refuses options that are out of range") {
   const auto p = transformer_training_graph(12);
   const auto peak = evaluate(p, store_all_schedule(p)).peak;
   const auto r = solve(p, peak / 2, min_cut{}, {.seconds = 0});
@@ -146,7 +147,7 @@ TEST_CASE("min_cut stops when told to, and refuses options out of range") {
   CHECK_THROWS_AS(min_cut({.mixtures = 0}), bad_option);
 }
 
-TEST_CASE("ten thousand operations: a schedule near the bound, and a request to stop ends the search") {
+TEST_CASE("min_cut on ten thousand operations finds a schedule near the bound, and stops when an observer asks") {
   const auto p = transformer_training_graph(323);
   CHECK(p.operations().size() > 10000);
   const auto budget = evaluate(p, store_all_schedule(p)).peak / 2;

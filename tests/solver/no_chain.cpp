@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What methods for chains say of other graphs.
+// Methods for chains on graphs without a chain.
 #include <catch2/catch.hpp>
 
 #include <vector>
@@ -12,8 +12,8 @@
 
 using namespace remat;
 
-TEST_CASE("methods for chains say that there is none") {
-  // A training chain all of whose operations yield two values: no cut has but one value crossing it.
+TEST_CASE("methods for chains report that a graph has no chain") {
+  // A training chain whose operations have two outputs each: more than one value crosses every cut.
   std::vector<value> values = {{"x", 1, true}};
   std::vector<operation> ops;
   for (index_t i = 0; i < 8; ++i) {
@@ -31,7 +31,7 @@ TEST_CASE("methods for chains say that there is none") {
     CHECK(r.reason == structure::no_chain);
   }
   CHECK(solve(p, all - 1, min_cut{}).found());
-  for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{}), solve(p, all, pofo{})}) {  // all fits
+  for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{}), solve(p, all, pofo{})}) {  // store-all fits
     CHECK(r.status == status::optimal);
     CHECK(r.reason.empty());
   }

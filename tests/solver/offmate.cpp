@@ -27,7 +27,7 @@ namespace {
 
 constexpr auto no_limit = std::numeric_limits<double>::infinity();
 
-/// A link that moves what store-all needs beyond what is held out and back in `rho` times the time of store-all.
+/// A link that moves the bytes of store-all above the held bytes out and back in `rho` times the time of store-all.
 problem copying(const problem& p, double rho) {
   const double bytes = static_cast<double>(share_of_peak(p, 1) - p.held_bytes());
   const double rate = 2 * bytes / (rho * p.total_seconds());
@@ -41,16 +41,16 @@ std::size_t copies_of(const result& r) {
 
 }  // namespace
 
-TEST_CASE("offmate conforms") {
+TEST_CASE("offmate passes the conformance suite") {
   for (const auto& failure : check_solver(offmate<>(min_cut{}, {.search = 20'000, .idle = 1}), {.rounds = 300}))
     FAIL_CHECK(failure);
 }
 
-TEST_CASE("offload_only conforms") {
+TEST_CASE("offload_only passes the conformance suite") {
   for (const auto& failure : check_solver(offload_only{})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("with copies every budget from the least on has a schedule, never slower than either alone, never below the optimum",
+TEST_CASE("offmate solves every budget from the least on, no slower than either means alone, and never below the optimum",
           "[long]") {
   std::mt19937_64 g(5);
   int compared = 0, met = 0, joint = 0;
@@ -89,7 +89,7 @@ TEST_CASE("with copies every budget from the least on has a schedule, never slow
   CHECK(joint > 0);
 }
 
-TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and nothing moves where all fits") {
+TEST_CASE("offmate is as fast as store-all with a fast link, recomputes with a dead link, and copies nothing if all fits") {
   const auto p = transformer_training_graph(4);
   const auto budget = share_of_peak(p, 0.6);
   const offmate<> both(min_cut{}, {.starts = 4, .idle = 4});
@@ -111,7 +111,7 @@ TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and n
   CHECK(solve(p, budget, offload_only{}).status == status::not_applicable);
 }
 
-TEST_CASE("a faster link and more memory are no slower, within what a search may miss", "[long]") {
+TEST_CASE("offmate is not slower with a faster link or more memory, within a tolerance of the search", "[long]") {
   const auto p = transformer_training_graph(3);
   const offmate<> both(min_cut{}, {.scan = 6, .inner = 1, .starts = 4, .search = 100'000, .idle = 2});
   double before = no_limit;
@@ -127,7 +127,7 @@ TEST_CASE("a faster link and more memory are no slower, within what a search may
   for (std::size_t i = 1; i < curve.size(); ++i) CHECK(curve[i - 1].seconds <= curve[i].seconds);
 }
 
-TEST_CASE("captured networks: together better than each alone, near the bound", "[long]") {
+TEST_CASE("offmate on captured networks is faster than copies alone, and near the bound", "[long]") {
   for (const auto* const name : {"resnet18", "gpt2-layers-2-seq-256"}) {
     INFO(name);
     const auto p = copying(instance(name), 2);
@@ -142,8 +142,8 @@ TEST_CASE("captured networks: together better than each alone, near the bound", 
   }
 }
 
-TEST_CASE("what only the backward needs runs early where copies take the time") {
-  const std::size_t layers = 12;  // of a value and what its backward reads, 10 bytes each, a second each
+TEST_CASE("offmate computes values that only the backward needs early if copies dominate the time") {
+  const std::size_t layers = 12;  // layers of a value and a value for its backward, 10 bytes and one second each
   std::vector<value> values = {{.name = "x", .bytes = 1}};
   std::vector<operation> operations;
   const auto run = [&](std::vector<value_id> inputs, bytes_t bytes) {
@@ -161,7 +161,7 @@ TEST_CASE("what only the backward needs runs early where copies take the time") 
   CHECK(r.seconds == Approx(p.total_seconds()));
 }
 
-TEST_CASE("on several threads: valid, observers told one at a time, stopped at once") {
+TEST_CASE("offmate on several threads is valid, calls observers one at a time, and stops at once") {
   const auto p = copying(transformer_training_graph(1), 2);
   const auto budget = share_of_peak(p, 0.5);
   const offmate<> both(min_cut{}, {.scan = 2, .inner = 1, .search = 5'000, .idle = 1});
@@ -191,7 +191,7 @@ TEST_CASE("on several threads: valid, observers told one at a time, stopped at o
   }
 }
 
-TEST_CASE("planned for slower links: better there, and judged by the rates of the problem") {
+TEST_CASE("offmate planned for slower links is judged by the rates of the problem, and better at slower rates") {
   const auto p = copying(instance("gpt2-layers-2-seq-256"), 2);
   const auto budget = share_of_peak(p, 0.6);
   const auto slower = with_slower_links(p, 0.9);
@@ -214,7 +214,7 @@ TEST_CASE("planned for slower links: better there, and judged by the rates of th
   }
 }
 
-TEST_CASE("offmate: options out of range are named") {
+TEST_CASE("options of offmate that are out of range are named") {
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));
   for (const copies::copy_search_options& o : {copies::copy_search_options{.patience = 0}, {.slack = -1}, {.reach = 1}})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders that go from phase to phase of last runs, and the budgets that no such phases fit.
+// Orders made of phases of last runs, and budgets that no phases fit.
 #include <catch2/catch.hpp>
 
 #include <random>
@@ -12,8 +12,9 @@
 using namespace remat;
 using namespace remat::testing;
 
-TEST_CASE("a large gradient is made after the operation that needs its room") {
-  // The target s of 10 bytes is made from a, and so is t, by way of b of 20 bytes. Store-all has s beside a, b and t.
+TEST_CASE("order_in_phases makes a large target after the operation that needs its memory") {
+  // The target s of 10 bytes is made from a. The target t is made from a too, by way of b of 20 bytes. Store-all has s beside a,
+  // b and t.
   const problem p("p", {{"x", 1, true}, {"a", 4}, {"s", 10}, {"b", 20}, {"c", 1}, {"t", 10}},
                   {{"a", {0}, {1}, 1}, {"s", {1}, {2}, 1}, {"b", {1}, {3}, 1}, {"c", {3}, {4}, 1}, {"t", {4}, {5}, 1}}, {2, 5});
   CHECK(measure_order(p, needed_operations(p)).peak == 35);
@@ -24,7 +25,7 @@ TEST_CASE("a large gradient is made after the operation that needs its room") {
   CHECK_FALSE(order_in_phases(p, 25, [] { return true; }));
 }
 
-TEST_CASE("orders in phases are valid and fit, and budgets without phases are too small") {
+TEST_CASE("order_in_phases gives valid orders that fit, and budgets without phases are too small") {
   std::mt19937_64 g(12);
   int found = 0, possible = 0, impossible = 0;
   for (int round = 0; round < 2000; ++round) {

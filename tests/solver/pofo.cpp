@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recomputation and copies of a chain of blocks.
+// Recomputation and offloading for a chain of blocks.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr auto no_end = std::numeric_limits<double>::infinity();
 
-/// Blocks with a forward each and a backward that reads what went in, what came out, or both.
+/// Blocks of one forward and one backward each. The backward reads the input of the block, its output, or both.
 problem small_chain(std::mt19937_64& g, std::size_t blocks) {
   std::vector<value> values = {{"x0", 1, true}};
   std::vector<operation> operations;
@@ -55,11 +55,11 @@ bool has_copies(const result& r) {
 
 }  // namespace
 
-TEST_CASE("pofo conforms") {
+TEST_CASE("pofo passes the conformance suite") {
   for (const auto& failure : check_solver(pofo{}, {.rounds = 300})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("pofo on thousands of small chains: never below the optimum, and it often") {
+TEST_CASE("pofo on thousands of small chains is never below the optimum, and often optimal") {
   std::mt19937_64 g(41);
   int compared = 0, met = 0, false_claims = 0, copied = 0;
   for (int round = 0; round < 2000; ++round) {
@@ -92,7 +92,7 @@ TEST_CASE("pofo on thousands of small chains: never below the optimum, and it of
   CHECK(3 * met > compared);
 }
 
-TEST_CASE("pofo on longer chains: both means, within the optimum's reach of offmate", "[long]") {
+TEST_CASE("pofo on longer chains recomputes and copies, and is near offmate", "[long]") {
   std::mt19937_64 g(42);
   int found = 0, both = 0, alone = 0;
   double ours = 0, joint = 0;
@@ -118,7 +118,7 @@ TEST_CASE("pofo on longer chains: both means, within the optimum's reach of offm
   CHECK(ours <= joint * 1.15);
 }
 
-TEST_CASE("pofo on a captured network, with a dead link and with a fast one") {
+TEST_CASE("pofo on a captured network, with a dead link and with a fast link") {
   const auto plain = instance("gpt2-layers-2-seq-256");
   const auto budget = share_of_peak(plain, 0.6);
   const auto with = [&](double rate) { return plain.with_copies(copy_rates{rate, rate, 0}); };
@@ -129,7 +129,7 @@ TEST_CASE("pofo on a captured network, with a dead link and with a fast one") {
   CHECK(computes_again(dead));
 }
 
-TEST_CASE("pofo says what it is not for, and refuses options out of range") {
+TEST_CASE("pofo refuses problems without copies, and options that are out of range") {
   std::mt19937_64 g(43);
   const auto chain = random_training_chain(g, 8);
   const auto budget = share_of_peak(chain, 0.7);

@@ -16,10 +16,10 @@ using namespace remat::testing;
 
 static_assert(solver<recompute_all_blocks>);
 
-TEST_CASE("recompute_all_blocks runs every block once more, up to the last value asked for") {
-  const auto p = unit_training_chain(16);  // 33 nodes; the turn is after the loss
+TEST_CASE("recompute_all_blocks runs every block a second time, up to the last value that is needed") {
+  const auto p = unit_training_chain(16);  // 33 nodes; the backward begins after the loss
   const std::vector<operation_id> cuts = {4, 8, 12};
-  // v3, v7 and v11 pass from block to block; of the others v0 to v2, v4 to v6, v8 to v10, and the last block with the loss.
+  // The block boundaries v3, v7 and v11 are kept. Recomputed are v0 to v2, v4 to v6, v8 to v10, and the last block with the loss.
   const auto r = leanest(p, recompute_all_blocks({.cuts = cuts}));
   CHECK(r.seconds == 33 + 3 + 3 + 3 + 5);
   const auto kept = leanest(p, recompute_all_blocks({.cuts = cuts, .keep_last = true}));
@@ -30,7 +30,7 @@ TEST_CASE("recompute_all_blocks runs every block once more, up to the last value
   CHECK(solve(p, 18, recompute_all_blocks{}).seconds == 33);  // store-all fits
 }
 
-TEST_CASE("recompute_all_blocks costs a forward on networks") {
+TEST_CASE("recompute_all_blocks takes about one more forward on networks") {
   const auto p = transformer_training_graph(8);
   const auto all = evaluate(p, store_all_schedule(p)).peak;
   const auto r = solve(p, all - 1, recompute_all_blocks{}), kept = solve(p, all - 1, recompute_all_blocks({.keep_last = true}));
@@ -41,14 +41,14 @@ TEST_CASE("recompute_all_blocks costs a forward on networks") {
   CHECK(r.peak < all / 2);
 }
 
-TEST_CASE("recompute_all_blocks conforms to what is asked of solvers") {
+TEST_CASE("recompute_all_blocks passes the conformance suite") {
   for (const auto& failure : check_solver(recompute_all_blocks{}, {.rounds = 400})) FAIL_CHECK(failure);
   for (const auto& failure :
        check_solver(recompute_all_blocks({.blocks = {.size = 1, .interface = 1}, .keep_last = true}), {.rounds = 400}))
     FAIL_CHECK(failure);
 }
 
-TEST_CASE("recompute_all_blocks on a long chain") {
+TEST_CASE("recompute_all_blocks on a chain of 1500 layers") {
   const auto p = unit_training_chain(1500);
   const auto torch = solve(p, 1000, recompute_all_blocks({.cuts = {300, 600, 900, 1200}}));
   REQUIRE(torch.found());

@@ -30,13 +30,13 @@ TEST_CASE("revolve finds the optimum of unit chains for every budget") {
   }
 }
 
-TEST_CASE("revolve conforms to what is asked of solvers") {
+TEST_CASE("revolve passes the conformance suite") {
   for (const auto& failure : check_solver(revolve{}, {.rounds = 600})) FAIL_CHECK(failure);
   const revolve few({.blocks = {.size = 1, .most = 3, .interface = 1}, .links = 2, .slots = 10});
   for (const auto& failure : check_solver(few, {.rounds = 200, .seed = 2})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("revolve on unequal chains: more memory is never slower, and both rules are of use") {
+TEST_CASE("revolve on unequal chains is not slower with more memory") {
   std::mt19937_64 g(44);
   int found = 0, between = 0;
   for (int round = 0; round < 8; ++round) {
@@ -56,7 +56,7 @@ TEST_CASE("revolve on unequal chains: more memory is never slower, and both rule
   CHECK(between > 40);
 }
 
-TEST_CASE("revolve on a long chain, on a network, and where there is no chain") {
+TEST_CASE("revolve on a long chain, on a network, and on a graph without a chain") {
   const auto p = unit_training_chain(900);
   for (const std::size_t budget : {7u, 60u}) {
     const auto r = solve(p, static_cast<bytes_t>(budget), revolve{});

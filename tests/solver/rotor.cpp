@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fastest persistent schedules of a chain of blocks.
+// The fastest persistent schedules for a chain of blocks.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -18,7 +18,7 @@ using namespace remat::testing;
 
 static_assert(solver<rotor>);
 
-TEST_CASE("rotor without a chain finds nothing, and refuses options out of range") {
+TEST_CASE("rotor finds nothing without a chain, and refuses options that are out of range") {
   CHECK_FALSE(solve(uncuttable(9), 900, rotor{}).found());
   const auto layers = unit_training_chain(8);
   const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1, .interface = 1}, .sizes = {}}));
@@ -34,7 +34,7 @@ TEST_CASE("rotor without a chain finds nothing, and refuses options out of range
 }
 
 TEST_CASE("rotor on long unit chains is near the binomial optimum") {
-  // Its links are charged a little differently from the unit chain's nodes, so it may take one byte more.
+  // The links of the chain cost slightly more than the nodes of the unit chain, so rotor may need one more byte.
   for (const auto& [n, budget, optimum] : {std::tuple{12u, 5, 37.0}, {16u, 5, 53.0}, {20u, 6, 63.0}, {32u, 6, 111.0}}) {
     const auto p = unit_training_chain(n);
     const auto r = solve(p, budget + 1, rotor{});
@@ -44,7 +44,7 @@ TEST_CASE("rotor on long unit chains is near the binomial optimum") {
   }
 }
 
-TEST_CASE("rotor conforms, and is proven among the schedules of its chain") {
+TEST_CASE("rotor passes the conformance suite, and is optimal among the schedules of its chain") {
   for (const auto& failure : check_solver(rotor{}, {.rounds = 150})) FAIL_CHECK(failure);
   std::mt19937_64 g(23);
   for (std::size_t n : {1u, 2u, 5u, 20u, 60u}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planners for several tiers: weights, gradients and optimizers on a device, a host and a disk.
+// Solvers on several tiers: weights, gradients and optimizer states on a device, a host and a disk.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -31,7 +31,7 @@ using remat::testing::uniform;
 
 namespace {
 
-/// The same with all rates so many times as high, and so many bytes more on each tier with a limit.
+/// The problem with all rates times `rate`, and `more` bytes on each tier with a budget.
 problem enlarged(const problem& p, double rate, bytes_t more) {
   auto tiers = p.tiers();
   auto copies = p.copies();
@@ -43,7 +43,7 @@ problem enlarged(const problem& p, double rate, bytes_t more) {
   return {"enlarged", p.values(), p.operations(), p.targets(), copies, std::nullopt, {tiers, links}, p.next()};
 }
 
-/// The same with another disk behind the last tier, where some of what starts there starts.
+/// The problem with another disk behind the last tier, where some of the sources of the last tier start.
 problem with_far_disk(std::mt19937_64& g, const problem& p) {
   auto values = p.values();
   auto tiers = p.tiers();
@@ -62,8 +62,8 @@ problem with_far_disk(std::mt19937_64& g, const problem& p) {
   return {"far", values, p.operations(), p.targets(), p.copies(), std::nullopt, {tiers, links}, p.next()};
 }
 
-/// A problem with what nobody expects: no bytes or far too many, links and operations that take no time or never end, tiers
-/// without room, operations anywhere, sources that start anywhere or that nobody reads. Nothing if it contradicts itself.
+/// A problem at the limits: sizes of zero or far too large, links and operations that take no time or nearly forever, tiers
+/// without room, operations on any tier, sources that start anywhere or are never read. Nothing if the problem is inconsistent.
 std::optional<problem> odd_problem(std::mt19937_64& g) {
   const auto p = plannable_problem(g, chance(g, 50));
   auto values = p.values();
@@ -114,7 +114,7 @@ std::optional<problem> odd_problem(std::mt19937_64& g) {
 
 }  // namespace
 
-TEST_CASE("odd problems get an answer that is true") {
+TEST_CASE("solvers give valid answers for odd problems on several tiers") {
   int solved = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {
     std::mt19937_64 g(seed);
@@ -143,8 +143,8 @@ TEST_CASE("odd problems get an answer that is true") {
   CHECK(solved >= 40);
 }
 
-TEST_CASE("what neither the device nor the host can hold goes to the disk: worked out by hand") {
-  std::vector<remat::value> values = {{"x", 0}};  // 0, 2, 4 ..: one operation after the other
+TEST_CASE("values that fit neither device nor host go to the disk, as worked out by hand") {
+  std::vector<remat::value> values = {{"x", 0}};  // values 0, 2, 4, ... force one operation after the other
   std::vector<remat::operation> operations;
   const auto add = [&](std::vector<value_id> inputs, bytes_t made) {
     inputs.push_back((values.size() - 1) / 2 * 2);
@@ -159,11 +159,11 @@ TEST_CASE("what neither the device nor the host can hold goes to the disk: worke
     return problem("stack", values, operations, {16}, remat::copy_rates{10, 10, 0}, std::nullopt,
                    {{{"device"}, {"host", host_budget}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}});
   };
-  // On the host: two of four, while others are made and read.
+  // On the host: two of the four values, while the others are made and read.
   const auto free = remat::solve(within(std::nullopt), 20, remat::offmate<>(), no_hurry);
   CHECK(free.seconds <= 10);
   CHECK(free.peaks[2] == 0);
-  // One of them goes on to the disk and back, 10 s each way, of which one second is before the last two are made.
+  // One of them goes on to the disk and back, 10 s each way, of which one second passes before the last two are made.
   const auto tight = remat::solve(within(10), 20, remat::offmate<>(), no_hurry);
   REQUIRE(tight.found());
   CHECK(tight.peaks == std::vector<bytes_t>{20, 10, 10});
@@ -171,7 +171,7 @@ TEST_CASE("what neither the device nor the host can hold goes to the disk: worke
   CHECK(tight.seconds <= 28);
 }
 
-TEST_CASE("planners for several tiers: valid, within all budgets, in order", "[long]") {
+TEST_CASE("solvers on several tiers: valid schedules within all budgets, and bounds in order", "[long]") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;
   const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
@@ -205,7 +205,7 @@ TEST_CASE("planners for several tiers: valid, within all budgets, in order", "[l
   CHECK(better > 40);
 }
 
-TEST_CASE("more memory or rate on several tiers: schedules never take longer, and what is found hardly ever does", "[long]") {
+TEST_CASE("with more memory or faster links on several tiers, schedules are never slower and searches rarely are", "[long]") {
   int compared = 0, slower = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .search = 1'000, .idle = 1});
   for (unsigned seed = 0; seed < 150; ++seed) {
@@ -231,7 +231,7 @@ TEST_CASE("more memory or rate on several tiers: schedules never take longer, an
   CHECK(slower * 50 <= compared);
 }
 
-TEST_CASE("the smallest budget on several tiers", "[long]") {
+TEST_CASE("smallest_budget on several tiers", "[long]") {
   std::mt19937_64 g(34);
   int met = 0, rounds = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
@@ -257,7 +257,7 @@ TEST_CASE("the smallest budget on several tiers", "[long]") {
 
 namespace {
 
-/// Plans against the optimum.
+/// Statistics of plans compared with the optimum.
 struct against_optimum {
   int solved = 0, infeasible = 0, given_up = 0, missed = 0, optimal = 0, proven = 0, chained = 0;
   double extra = 0, gap = 0;
@@ -303,10 +303,10 @@ struct against_optimum {
   }
 };
 
-/// Small problems, of steps that repeat or of others.
-/// @param one_in  of so many, one is of the first kind of `tiers_problem`
-/// @param most    operations
-/// @param states  that the exhaustive search may take
+/// Compares plans with the optimum on small problems, cyclic or not.
+/// @param one_in  one problem in `one_in` is of the first kind of `tiers_problem`
+/// @param most    largest number of operations
+/// @param states  limit on the states of the exhaustive search
 against_optimum small_against_optimum(unsigned seed, int rounds, int one_in, bool cyclic, std::size_t most, std::size_t states) {
   std::mt19937_64 g(seed);
   against_optimum all;
@@ -322,7 +322,7 @@ against_optimum small_against_optimum(unsigned seed, int rounds, int one_in, boo
 
 }  // namespace
 
-TEST_CASE("small problems on two and three tiers against exhaustive search", "[long]") {
+TEST_CASE("offmate on small problems on two and three tiers is near the exhaustive optimum", "[long]") {
   const auto all = small_against_optimum(33, 6'000, 4, false, 4, 2'000);
   INFO(all.text());
   CHECK(all.solved > 600);
@@ -332,7 +332,7 @@ TEST_CASE("small problems on two and three tiers against exhaustive search", "[l
   CHECK(5 * all.proven > 4 * all.solved);
 }
 
-TEST_CASE("small steps that repeat against exhaustive search", "[long]") {
+TEST_CASE("offmate on small repeated steps is near the exhaustive optimum", "[long]") {
   const auto all = small_against_optimum(35, 2'500, 2, true, 3, 4'000);
   INFO(all.text());
   CHECK(all.solved > 120);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recursive schedules of separators.
+// Recursive schedules from separators.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ static_assert(solver<twremat>);
 
 namespace {
 
-/// Each node reads up to `inputs` of the `reach` before it.
+/// Each node reads up to `inputs` of the `reach` preceding nodes.
 problem banded(std::mt19937_64& g, index_t n, index_t reach, int inputs) {
   std::vector<std::vector<value_id>> operands(n);
   for (index_t i = 1; i < n; ++i) {
@@ -35,7 +35,7 @@ problem banded(std::mt19937_64& g, index_t n, index_t reach, int inputs) {
 
 }  // namespace
 
-TEST_CASE("undivided parts of one operation need memory for width times logarithm operations") {
+TEST_CASE("order_by_separators down to single operations needs memory for width times logarithm operations") {
   std::mt19937_64 g(52);
   int recomputed = 0;
   for (int round = 0; round < 300; ++round) {
@@ -54,7 +54,7 @@ TEST_CASE("undivided parts of one operation need memory for width times logarith
   CHECK(recomputed > 100);
 }
 
-TEST_CASE("orders by separators: nothing twice if nothing is divided, and a limit on their length") {
+TEST_CASE("order_by_separators computes nothing twice without divisions, and respects the limit on its length") {
   const auto p = unit_training_chain(60);
   const auto needed = needed_operations(p);
   const structure::separator_tree tree(p, needed);
@@ -71,15 +71,15 @@ TEST_CASE("orders by separators: nothing twice if nothing is divided, and a limi
   }
 }
 
-TEST_CASE("pyramids and complete binary trees") {
-  for (const value_id w : {3u, 6u, 10u}) {  // their order needs w + 1 already
+TEST_CASE("twremat on pyramids and complete binary trees") {
+  for (const value_id w : {3u, 6u, 10u}) {  // the order of the problem already needs only w + 1
     const auto p = pyramid(w);
     CHECK_FALSE(solve(p, w, twremat{}).found());
     const auto r = solve(p, w + 2, twremat{});
     REQUIRE(r.found());
     CHECK(r.seconds == w * (w + 1) / 2.0);
   }
-  for (int levels = 3; levels <= 11; ++levels) {  // in the order of the problem, half of the nodes are there at once
+  for (int levels = 3; levels <= 11; ++levels) {  // in the order of the problem, half of the nodes are live at once
     const auto p = complete_binary_tree(levels);
     CHECK_FALSE(solve(p, levels, twremat{}).found());
     const auto r = solve(p, 2 * levels, twremat{});
@@ -100,11 +100,11 @@ TEST_CASE("twremat is near the binomial optimum of unit chains") {
   CHECK(r.seconds < 6000);
 }
 
-TEST_CASE("twremat conforms to what is asked of solvers") {
+TEST_CASE("twremat passes the conformance suite") {
   for (const auto& failure : check_solver(twremat{}, {.rounds = 1500})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("twremat is rarely above the optimum of small problems") {
+TEST_CASE("twremat rarely misses the optimum of small problems") {
   std::mt19937_64 g(53);
   int compared = 0, found = 0, equal = 0;
   for (int round = 0; round < 300; ++round) {

@@ -8,7 +8,7 @@
 
 using namespace remat;
 
-TEST_CASE("staged form: the store-all schedule is a solution where it fits") {
+TEST_CASE("staged form: the store-all schedule is a solution if it fits") {
   const auto p = testing::transformer_training_graph(1);
   const auto s = with_drops(p, needed_operations(p));
   const auto e = evaluate(p, s);

@@ -14,7 +14,7 @@ using namespace remat::testing;
 
 namespace {
 
-/// Pieces of the undirected graph of `ops` and two stubs, without the operation `gone`.
+/// The number of connected pieces of the undirected graph of `ops` and two stubs, without the operation `gone`.
 std::size_t pieces(const problem& p, const std::vector<operation_id>& ops, index_t gone) {
   std::vector<std::size_t> piece(p.operations().size() + 2);
   const auto source = p.operations().size(), sink = source + 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The form of a problem that does not depend on its numbering.
+// The canonical form of a problem, which does not depend on numbering.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ using namespace remat::testing;
 
 namespace {
 
-/// The same problem, values and operations listed in another order.
+/// The problem with its values and operations in another order.
 problem shuffled(const problem& p, std::mt19937_64& g) {
   std::vector<value_id> values(p.values().size()), place(values.size());
   for (value_id v = 0; v < values.size(); ++v) values[v] = v;
@@ -48,7 +48,7 @@ problem shuffled(const problem& p, std::mt19937_64& g) {
 
 }  // namespace
 
-TEST_CASE("the canonical form does not depend on the numbering, and on everything else") {
+TEST_CASE("the canonical form depends on everything but the numbering") {
   std::mt19937_64 g(32);
   int equal = 0;
   for (int round = 0; round < 500; ++round) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partitions: cut where little crosses.
+// Partitions that cut where few bytes cross.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -19,8 +19,8 @@ using namespace remat::testing;
 
 namespace {
 
-/// Blocks of a chain: no operation is in two; what the forward of a block reads of others' is made by the block before it, or
-/// read in many places; and what its backward reads of the forward is made there or in the block itself.
+/// Checks the blocks of a chain: no operation is in two blocks, a forward reads no values of later forwards, and only backwards
+/// of the same or earlier blocks read what a backward computes.
 void check_blocks(const problem& p, const structure::partition& blocks) {
   std::vector<std::size_t> block(p.operations().size(), none);
   std::vector<bool> backward(block.size(), false);
@@ -44,7 +44,7 @@ void check_blocks(const problem& p, const structure::partition& blocks) {
 
 }  // namespace
 
-TEST_CASE("parts are cut where little crosses") {
+TEST_CASE("find_partition cuts networks into parts where few bytes cross") {
   const auto chain = structure::find_partition(unit_training_chain(60), {.size = 10});
   CHECK(chain.size() >= 7);
   const auto u = u_net(4, 6);
@@ -62,7 +62,7 @@ TEST_CASE("parts are cut where little crosses") {
   CHECK_THROWS_WITH(structure::find_partition(t, {.most = 0}), Catch::Contains("most"));
 }
 
-TEST_CASE("training chains fall into their layers") {
+TEST_CASE("find_partition cuts training chains into their layers") {
   std::mt19937_64 g(21);
   for (std::size_t n : {3u, 8u, 30u}) {
     const auto p = random_training_chain(g, n);
@@ -77,7 +77,7 @@ TEST_CASE("training chains fall into their layers") {
   CHECK(structure::find_partition(p, {.size = 1, .most = 10'000, .interface = 1}).size() > 2000);
 }
 
-TEST_CASE("blocks of networks") {
+TEST_CASE("find_partition cuts networks into blocks") {
   const auto t = transformer_training_graph(6);
   const auto blocks = structure::find_partition(t, {.size = 8, .interface = 1});
   check_blocks(t, blocks);
@@ -97,12 +97,12 @@ TEST_CASE("blocks of networks") {
   }
 }
 
-TEST_CASE("a graph without a chain is one block") {
+TEST_CASE("find_partition returns one block for a graph without a chain") {
   CHECK(structure::find_partition(uncuttable(9), {.size = 8, .interface = 1}).size() == 1);
   CHECK(structure::find_partition(problem{}, {.interface = 1}).empty());
 }
 
-TEST_CASE("once-only operations may stand alone") {
+TEST_CASE("without_once removes once-only operations from parts") {
   std::mt19937_64 g(22);
   const auto p = random_problem(g, {.operations = 30, .once = 30});
   std::size_t dropped = 0;

@@ -14,7 +14,8 @@ using namespace remat::testing;
 
 namespace {
 
-/// Every needed operation is in one separator; neighbours are in one part or one below the other; children are halves.
+/// Checks that every needed operation is in one separator, that neighbours lie in one part or in a part and its ancestor, and
+/// that children have at most half of the operations.
 void check_tree(const problem& p, const structure::separator_tree& tree) {
   const auto needed = needed_operations(p);
   const auto& parts = tree.parts();

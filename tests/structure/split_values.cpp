@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values in parts: whatever a schedule does to a value can be done to its parts, and parts can do better.
+// Values split into parts: any schedule for values is a schedule for their parts, and parts allow faster schedules.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using namespace remat::testing;
 
 namespace {
 
-/// What `s` does to a value, done to all of its parts.
+/// The schedule that does to all parts of a value what `s` does to the value.
 schedule in_parts(const schedule& s, const split_problem& parts) {
   schedule result;
   for (const auto& x : s.steps)
@@ -37,7 +37,7 @@ schedule in_parts(const schedule& s, const split_problem& parts) {
 
 }  // namespace
 
-TEST_CASE("a schedule for values is one for their parts, with the same peak and time") {
+TEST_CASE("split_values: a schedule for values is a schedule for their parts, with the same peak and time") {
   std::mt19937_64 g(7);
   int moved = 0;
   for (int round = 0; round < 200; ++round) {
@@ -60,7 +60,7 @@ TEST_CASE("a schedule for values is one for their parts, with the same peak and 
   CHECK(moved > 50);
 }
 
-TEST_CASE("the same on several tiers, where values take each other's places and steps repeat") {
+TEST_CASE("split_values on several tiers with in-place updates and repeated steps: the same peak, no more time") {
   std::mt19937_64 g(9);
   int valid = 0, cyclic = 0;
   for (int round = 0; round < 2000; ++round) {
@@ -73,14 +73,14 @@ TEST_CASE("the same on several tiers, where values take each other's places and 
     const auto parts = split_values(p, uniform(g, 1, 6));
     const auto split = evaluate(parts.problem, in_parts(s, parts));
     CHECK(split.peak == whole->peak);
-    const auto latency = [](const copy_link& l) { return l.latency > 0; };  // of which each copy of a part has one
+    const auto latency = [](const copy_link& l) { return l.latency > 0; };  // the copy of each part has its own latency
     if (std::none_of(p.links().begin(), p.links().end(), latency)) CHECK(split.seconds <= whole->seconds + 1e-9);
   }
   CAPTURE(valid, cyclic);
   CHECK(std::min(valid - cyclic, cyclic) > 100);
 }
 
-TEST_CASE("the optimum in parts is never slower, and often faster") {
+TEST_CASE("split_values: the optimum for parts is never slower, and often faster") {
   std::mt19937_64 g(8);
   int compared = 0, faster = 0;
   for (int round = 0; round < 1000; ++round) {
@@ -101,7 +101,7 @@ TEST_CASE("the optimum in parts is never slower, and often faster") {
   CHECK(faster > 5);
 }
 
-TEST_CASE("parts take the places of parts, and are the parts of the next step's sources") {
+TEST_CASE("split_values splits in-place updates and the sources of the next step into matching parts") {
   const auto p = step_parts().build();
   REQUIRE(p.next().size() == 1);
   const auto parts = split_values(p, 4);
@@ -119,13 +119,13 @@ TEST_CASE("parts take the places of parts, and are the parts of the next step's 
   CHECK(evaluate(parts.problem, in_parts(host_step(), parts)).seconds == Approx(evaluate(p, host_step()).seconds));
 }
 
-TEST_CASE("held values stay whole") {
+TEST_CASE("split_values keeps held values whole") {
   const auto parts = split_values({"", {{"w", 8, true}, {"a", 8}, {"b", 6}}, {{"f", {0, 1}, {2}, 1}}, {2}}, 4);
   CHECK(parts.whole == std::vector<value_id>{0, 1, 1, 2, 2});
   CHECK(parts.problem.values().back().bytes == 2);
 }
 
-TEST_CASE("parts of no bytes, and too many parts, are refused") {
+TEST_CASE("split_values refuses parts of zero bytes and too many parts") {
   const problem p("", {{"x", bytes_t{1} << 40}}, {}, {0});
   CHECK_THROWS_AS(split_values(p, 0), bad_option);
   CHECK_THROWS_WITH(split_values(p, 1), Catch::Contains("2^24"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exhaustive oracles against closed forms and one another.
+// The exhaustive oracles, against closed forms and each other.
 #include <catch2/catch.hpp>
 
 #include <cmath>
@@ -35,7 +35,7 @@ double unit_chain_optimum(int n, int budget) {
 
 }  // namespace
 
-TEST_CASE("the unit training chain has the binomial optimum") {
+TEST_CASE("exhaustive_optimum of unit training chains is the binomial optimum") {
   CHECK(unit_chain_optimum(8, 4) == 26);
   CHECK(unit_chain_optimum(6, 4) == 18);
   for (int n = 1; n <= 7; ++n) {
@@ -50,7 +50,7 @@ TEST_CASE("the unit training chain has the binomial optimum") {
   }
 }
 
-TEST_CASE("a pyramid of base w needs w + 1 pebbles") {
+TEST_CASE("exhaustive_optimum: a pyramid of base w needs w + 1 pebbles") {
   for (value_id w = 2; w <= 4; ++w) {
     std::vector<std::vector<value_id>> operands(w);
     index_t row = 0;
@@ -62,7 +62,7 @@ TEST_CASE("a pyramid of base w needs w + 1 pebbles") {
   }
 }
 
-TEST_CASE("a complete binary tree of h levels needs h + 1 pebbles") {
+TEST_CASE("exhaustive_optimum: a complete binary tree of h levels needs h + 1 pebbles") {
   for (int levels = 2; levels <= 4; ++levels) {
     const index_t leaves = 1u << (levels - 1);
     std::vector<std::vector<value_id>> operands(leaves);
@@ -73,8 +73,8 @@ TEST_CASE("a complete binary tree of h levels needs h + 1 pebbles") {
   }
 }
 
-TEST_CASE("a value is rebuilt after one that comes later in the order") {
-  // Node 0 does not fit beside the operand and the result of node 2, and node 4 reads it again: 6 computations of 5 nodes.
+TEST_CASE("exhaustive_optimum recomputes a value after a later operation") {
+  // Node 0 does not fit beside the operand and the result of node 2, and node 4 reads node 0 again: 6 computations of 5 nodes.
   const std::vector<value> values = {{"0", 4}, {"1", 4}, {"2", 4}, {"3", 2}, {"4", 3}, {"node 3 was computed", 0}};
   const std::vector<operation> ops = {
       {"0", {}, {0}, 1}, {"1", {0}, {1}, 1}, {"2", {1}, {2}, 1}, {"3", {0, 1}, {3, 5}, 1}, {"4", {2, 0}, {4}, 1}};
@@ -84,7 +84,7 @@ TEST_CASE("a value is rebuilt after one that comes later in the order") {
   CHECK(exhaustive_optimum(p, 12) == 5.0);
 }
 
-TEST_CASE("the optimum lies between the trivial bounds and store-all") {
+TEST_CASE("exhaustive_optimum lies between the trivial bounds and store-all") {
   std::mt19937_64 g(1);
   for (int round = 0; round < 300; ++round) {
     const auto p = random_problem(g, {.operations = 6, .once = 20});
@@ -105,9 +105,11 @@ TEST_CASE("the optimum lies between the trivial bounds and store-all") {
   }
 }
 
-TEST_CASE("too large a problem is refused") { CHECK_THROWS_AS(exhaustive_optimum(unit_training_chain(30), 9), bad_option); }
+TEST_CASE("exhaustive_optimum refuses large problems") {
+  CHECK_THROWS_AS(exhaustive_optimum(unit_training_chain(30), 9), bad_option);
+}
 
-TEST_CASE("staged oracle: unit chains, and the price of stages") {
+TEST_CASE("staged_optimum: unit chains, and the price of stages") {
   CHECK(staged_optimum(unit_training_chain(4), 4) == 11.0);
   CHECK(staged_optimum(unit_training_chain(6), 4) == 18.0);
   CHECK_FALSE(staged_optimum(unit_training_chain(4), 2));
@@ -132,7 +134,7 @@ TEST_CASE("staged oracle: unit chains, and the price of stages") {
   CHECK(helped > 0);
 }
 
-TEST_CASE("copies: without them the optimum is the other oracle's, with them it is no slower") {
+TEST_CASE("exhaustive_optimum_on_tiers equals the other oracle without copies, and is no slower with copies") {
   std::mt19937_64 g(3);
   int compared = 0, faster = 0;
   for (int round = 0; round < 400; ++round) {
@@ -157,12 +159,12 @@ TEST_CASE("copies: without them the optimum is the other oracle's, with them it 
   CHECK((compared > 50 && faster > 3));
 }
 
-TEST_CASE("copies: a value waits on the host while there is no room for it") {
-  // 0 is out from 1 s to 5 s, and back from 11 s, when 2 has been made, to 19 s.
+TEST_CASE("exhaustive_optimum_on_tiers keeps a value on the host while it does not fit on the device") {
+  // Value 0 leaves from 1 s to 5 s. It comes back from 11 s, when value 2 has been made, to 19 s.
   const std::vector<operation> ops = {
       {"0", {}, {0}, 1}, {"1", {0}, {1}, 5}, {"2", {1}, {2}, 5, 4}, {"3", {2}, {3}, 3}, {"4", {0, 3}, {4}, 1}};
   const problem p("p", {{"0", 4}, {"1", 2}, {"2", 3}, {"3", 2}, {"4", 1}}, ops, {4}, copy_rates{1, 0.5, 0});
-  CHECK(exhaustive_optimum_on_tiers(p, 9)->seconds == 16.0);  // 0 is made again
+  CHECK(exhaustive_optimum_on_tiers(p, 9)->seconds == 16.0);  // value 0 is recomputed
   auto once = ops;
   once[0].once = true;
   const problem q("q", p.values(), once, {4}, copy_rates{1, 0.5, 0});

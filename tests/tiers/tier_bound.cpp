@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds for several tiers: never above a valid schedule, and as high as what is worked out by hand.
+// Bounds for several tiers: never above a valid schedule, and equal to values worked out by hand.
 #include <catch2/catch.hpp>
 
 #include <limits>
@@ -26,7 +26,7 @@ using remat::testing::no_hurry;
 using remat::testing::plannable_problem;
 using remat::testing::with_some_budgets;
 
-TEST_CASE("no valid schedule on several tiers is faster than the bound") {
+TEST_CASE("no valid schedule on several tiers is faster than tier_bound") {
   std::mt19937_64 g(31);
   int compared = 0, met = 0, tight = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -54,7 +54,7 @@ TEST_CASE("no valid schedule on several tiers is faster than the bound") {
   CHECK(tight > 1000);
 }
 
-TEST_CASE("budgets of 64 bits are as good as ones that hold everything") {
+TEST_CASE("budgets of the largest 64-bit number are treated like budgets that hold everything") {
   std::mt19937_64 g(8);
   int compared = 0;
   for (int round = 0; round < 300; ++round) {
@@ -78,7 +78,7 @@ TEST_CASE("budgets of 64 bits are as good as ones that hold everything") {
   CHECK(compared > 100);
 }
 
-TEST_CASE("weights that do not stay come twice: worked out by hand") {
+TEST_CASE("tier_bound counts weights that do not fit twice, as worked out by hand") {
   for (const bool frozen : {false, true}) {
     std::vector<remat::value> values;
     for (int i = 0; i < 3; ++i) values.push_back({.name = "w", .bytes = 10, .held = frozen, .starts = remat::testing::host});
@@ -90,20 +90,20 @@ TEST_CASE("weights that do not stay come twice: worked out by hand") {
       operations.push_back({.name = "", .inputs = inputs, .outputs = {values.size() - 1}, .seconds = 1});
     }
     const problem p("weights", values, operations, {8}, remat::copy_rates{1, 1, 0});
-    // There is room for one: the first two come again, 10 s each.
+    // There is room for one weight: the first two come again, 10 s each.
     CHECK(remat::tiers::tier_bound(p, 10) >= 50 * (1 - 1e-9));
     const auto r = remat::solve(p, 10, remat::offmate<>(), no_hurry);
     REQUIRE(r.found());
     CHECK(r.seconds == Approx(56));
-    // With room for two, one of them comes again; for all, none.
+    // With room for two, one weight comes again; with room for three, none.
     CHECK(remat::tiers::tier_bound(p, 20) == Approx(40));
     CHECK(remat::tiers::tier_bound(p, 30) == Approx(34));
   }
 }
 
-TEST_CASE("tiers empty between steps: worked out by hand") {
-  // Two weights on a disk, 4 s each from there to the host and 2 s to the device; a new one is made of each, on the device. The
-  // second operation has read both, 8 s, before it makes anything, and both new ones take 4 s each to the disk.
+TEST_CASE("turn_bound: tiers are empty between steps, as worked out by hand") {
+  // Two weights on a disk; each takes 4 s to the host and 2 s to the device. The device replaces both. The second operation
+  // starts after both have been read (8 s), and the new weights take 4 s each to the disk.
   using remat::testing::disk;
   std::vector<remat::value> values;
   for (int i = 0; i < 2; ++i) values.push_back({.name = "w", .bytes = 4, .starts = disk});
@@ -115,15 +115,15 @@ TEST_CASE("tiers empty between steps: worked out by hand") {
       {.name = "update", .inputs = {1, 4}, .outputs = {3}, .seconds = 1, .overwrites = {{3, 1}}}};
   const problem p("steps", values, operations, {2, 3}, remat::copy_rates{2, 2, 0}, std::nullopt,
                   {{{"device"}, {"host"}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}}, {{2, 0}, {3, 1}});
-  // Both are read, the second goes on to the device, then come the first two operations, and both are sent.
+  // Both weights are read, the second goes on to the device, the first two operations run, and both new weights are sent.
   CHECK(remat::tiers::turn_bound(p) == Approx(8 + 2 + 1 + 1 + 2 + 8));
   const auto r = remat::solve(p, 100, remat::offmate<>(), no_hurry);
   REQUIRE(r.found());
   CHECK(r.status == remat::status::optimal);
 }
 
-TEST_CASE("what comes before anything is computed adds to what does not fit: worked out by hand") {
-  // A weight comes to the device in 5 s; then three values of 10 bytes are made, and read in the opposite order.
+TEST_CASE("tier_bound adds the time before the first computation to the time of copies, as worked out by hand") {
+  // A weight arrives on the device in 5 s. Then three values of 10 bytes are made, and read in the opposite order.
   std::vector<remat::value> values = {{.name = "w", .bytes = 5, .starts = remat::testing::host}, {"begun", 0}};
   std::vector<remat::operation> operations = {{.name = "begin", .inputs = {0}, .outputs = {1}, .seconds = 1, .once = true}};
   std::vector<value_id> made;
@@ -138,14 +138,14 @@ TEST_CASE("what comes before anything is computed adds to what does not fit: wor
   for (int i = 0; i < 3; ++i) made.push_back(add({}, 10));
   for (int i = 3; i-- > 0;) add({made[static_cast<std::size_t>(i)]}, 0);
   const problem p("wait", values, operations, {values.size() - 1}, remat::copy_rates{10, 1, 0});
-  // While the third is read there is room for one more: the other comes back in 10 s, after 5 + 1 + 3 s.
+  // While the third value is read, one more fits. The other comes back in 10 s, after 5 + 1 + 3 s.
   CHECK(remat::tiers::tier_bound(p, 20) >= 19 * (1 - 1e-9));
   const auto r = remat::solve(p, 20, remat::offmate<>(), no_hurry);
   REQUIRE(r.found());
   CHECK(r.seconds <= 21 * (1 + 1e-9));
 }
 
-TEST_CASE("bounds of several tiers end when they are told to, with what is proven by then") {
+TEST_CASE("bounds for several tiers stop when told to, and return what is proven so far") {
   std::mt19937_64 g(37);
   int more = 0;
   for (int round = 0; round < 200; ++round) {

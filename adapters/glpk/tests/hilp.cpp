@@ -7,10 +7,10 @@
 
 using namespace remat;
 
-TEST_CASE("glpk: the hierarchical ILP of single operations is the staged optimum") {
+TEST_CASE("glpk: on single operations the hierarchical ILP finds the staged optimum") {
   testing::check_hilp_of_operations(glpk::backend(), 31, 60);
 }
-TEST_CASE("glpk: the hierarchical ILP of parts, against every selection of options") {
+TEST_CASE("glpk: the hierarchical ILP of parts is no worse than any selection of options") {
   testing::check_hilp_of_parts(glpk::backend(), 10, 100);
 }
-TEST_CASE("glpk: hiremate") { testing::check_hiremate(glpk::backend()); }
+TEST_CASE("glpk: hiremate and its joiner conform to the solver suite") { testing::check_hiremate(glpk::backend()); }

@@ -7,9 +7,11 @@
 
 using namespace remat;
 
-TEST_CASE("glpk: bounds from moments are never above the optimum") { testing::check_moment_forms(glpk::backend(), 21, 3000); }
-TEST_CASE("glpk: bounds from moments in any order are never above the optimum") {
+TEST_CASE("glpk: multi_cut_bound is never above the optimum") { testing::check_moment_forms(glpk::backend(), 21, 3000); }
+TEST_CASE("glpk: multi_cut_bound with moments in any order is never above the optimum") {
   testing::check_moment_orders(glpk::backend(), 23, 2000);
 }
-TEST_CASE("glpk: the order of moments is part of the bound") { testing::check_order_of_moments(glpk::backend()); }
-TEST_CASE("glpk: schedules from moments") { testing::check_moments(glpk::backend()); }
+TEST_CASE("glpk: the order of moments strengthens multi_cut_bound") { testing::check_order_of_moments(glpk::backend()); }
+TEST_CASE("glpk: the solver of moments conforms to the solver suite and proves optima") {
+  testing::check_moments(glpk::backend());
+}

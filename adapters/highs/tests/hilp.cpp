@@ -7,10 +7,10 @@
 
 using namespace remat;
 
-TEST_CASE("highs: the hierarchical ILP of single operations is the staged optimum") {
+TEST_CASE("highs: on single operations the hierarchical ILP finds the staged optimum") {
   testing::check_hilp_of_operations(highs::backend(), 31, 200);
 }
-TEST_CASE("highs: the hierarchical ILP of parts, against every selection of options", "[long]") {
+TEST_CASE("highs: the hierarchical ILP of parts is no worse than any selection of options", "[long]") {
   testing::check_hilp_of_parts(highs::backend(), 10, 100);
 }
-TEST_CASE("highs: hiremate") { testing::check_hiremate(highs::backend()); }
+TEST_CASE("highs: hiremate and its joiner conform to the solver suite") { testing::check_hiremate(highs::backend()); }

@@ -12,19 +12,21 @@
 
 using namespace remat;
 
-TEST_CASE("highs: bounds from moments are never above the optimum", "[long]") {
+TEST_CASE("highs: multi_cut_bound is never above the optimum", "[long]") {
   testing::check_moment_forms(highs::backend(), 21, 1000);
 }
-TEST_CASE("highs: bounds from moments in any order are never above the optimum", "[long]") {
+TEST_CASE("highs: multi_cut_bound with moments in any order is never above the optimum", "[long]") {
   testing::check_moment_orders(highs::backend(), 23, 150);
 }
-TEST_CASE("highs: the order of moments is part of the bound") { testing::check_order_of_moments(highs::backend()); }
-TEST_CASE("highs: bounds from moments with copies are never above the optimum", "[long]") {
+TEST_CASE("highs: the order of moments strengthens multi_cut_bound") { testing::check_order_of_moments(highs::backend()); }
+TEST_CASE("highs: multi_cut_bound with copies is never above the optimum", "[long]") {
   testing::check_moment_forms_with_copies(highs::backend(), 22, 1000);
 }
-TEST_CASE("highs: a longer limit proves no less from moments") { testing::check_multi_cut_limits(highs::backend()); }
-TEST_CASE("highs: schedules from moments") { testing::check_moments(highs::backend()); }
-TEST_CASE("highs: proving proves more of the same schedule") {
+TEST_CASE("highs: a longer time limit never weakens multi_cut_bound") { testing::check_multi_cut_limits(highs::backend()); }
+TEST_CASE("highs: the solver of moments conforms to the solver suite and proves optima") {
+  testing::check_moments(highs::backend());
+}
+TEST_CASE("highs: proving returns the same time with a stronger bound") {
   std::mt19937_64 g(3);
   const offmate<> method(min_cut{}, {.scan = 4, .inner = 1, .starts = 2, .search = 20'000, .idle = 1});
   const proving<offmate<>, highs::backend> both(method);
