@@ -45,7 +45,7 @@ CONSTANTS = [
     ("light_in_long", "bound/multi_cut_model.hpp", "moments"),
     ("narrowest", "chain/fastest_persistent.hpp", "rotor, no table"),
     ("piece", "chain/persistent_table.hpp", "rotor"),
-    ("prices", "chain/price_bounds.hpp", "rotor, no table"),
+    ("prices", "chain/lagrangian_bounds.hpp", "rotor, no table"),
     ("near", "copies/copy_search.hpp", "offmate"),
     ("played", "hierarchy/join_by_chain.hpp", "hierarchical"),
     ("reach", "hierarchy/part_chain.hpp", "hierarchical"),

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/residence.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/problem.hpp>
@@ -266,7 +266,7 @@ inline problem plannable_problem(std::mt19937_64& g, bool step) {
                                     .cyclic = chance(g, 50),
                                     .disk = 40 * static_cast<int>(uniform(g, 0, 1))})
                   : random_tiers_problem(g);
-    if (!p.plain() && copies::unplannable(p).empty()) return p;
+    if (!p.plain() && copies::why_unplannable(p).empty()) return p;
   }
 }
 

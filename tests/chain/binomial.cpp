@@ -139,12 +139,12 @@ TEST_CASE("the table for unequal links equals its recurrence, and its schedules 
       CHECK(least(c, 0, n, budget - 1 - c.links[0].input) > seconds + 1e-9);
       const auto needs = measure_order(p, joint.order(exact.steps(budget)));
       CHECK(needs.seconds <= seconds + 1e-9);
-      CHECK(needs.peak <= budget + joint.aside());
+      CHECK(needs.peak <= budget + joint.unmodelled_bytes());
       ++points;
     }
     for (const auto& [budget, seconds] : rough.front()) {
       const auto needs = measure_order(p, joint.order(rough.steps(budget)));
-      CHECK(needs.peak <= budget + joint.aside());
+      CHECK(needs.peak <= budget + joint.unmodelled_bytes());
       CHECK(seconds >= least(c, 0, c.links.size() - 1, budget - c.links[0].input) - 1e-9);
     }
   }

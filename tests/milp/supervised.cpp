@@ -18,8 +18,8 @@ struct deaf : milp::supervised {
   explicit deaf(const milp::options& o, std::shared_ptr<std::atomic<bool>> until)
       : supervised({}, o), released(std::move(until)) {}
   milp::solution work() {
-    tell_solution(3, Eigen::VectorXd::Constant(1, 3));
-    tell_bound(1);
+    report_solution(3, Eigen::VectorXd::Constant(1, 3));
+    report_bound(1);
     while (!*released) std::this_thread::yield();
     return {.status = milp::status::optimal, .x = Eigen::VectorXd::Constant(1, 2), .objective = 2, .bound = 2};
   }
@@ -30,7 +30,7 @@ struct deaf : milp::supervised {
 struct obedient : milp::supervised {
   explicit obedient(const milp::options& o) : supervised({}, o) {}
   milp::solution work() {
-    while (!tell_bound(++looks)) std::this_thread::yield();
+    while (!report_bound(++looks)) std::this_thread::yield();
     return {.status = milp::status::limit, .x = {}, .objective = milp::infinity, .bound = looks};
   }
   double looks = 0;

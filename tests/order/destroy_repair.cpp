@@ -24,7 +24,7 @@ TEST_CASE("every move of destroy_repair leaves a valid order with the reported p
     n.load(needed_operations(p));
     for (int i = 0; i < 5; ++i) {
       n.shift();
-      n.ruin();
+      n.destroy();
       n.repair(1) ? ++repaired : ++failed;
       n.retain();
       const auto e = evaluate(p, with_drops(p, n.order()));

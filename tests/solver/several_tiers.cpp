@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
@@ -286,7 +286,7 @@ struct against_optimum {
       return;
     }
     REQUIRE(r.seconds >= best->seconds - 1e-9);
-    if (const auto plainest = remat::copies::lay_copies(p, remat::needed_operations(p), budget, {.on_demand = true}))
+    if (const auto plainest = remat::copies::schedule_copies(p, remat::needed_operations(p), budget, {.on_demand = true}))
       REQUIRE(r.seconds <= plainest->seconds * (1 + 1e-9));
     ++solved;
     chained += remat::copies::tier_chain(p).size() > 2;

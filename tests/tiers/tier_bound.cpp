@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/solver/offload_only.hpp>
@@ -33,8 +33,8 @@ TEST_CASE("no valid schedule on several tiers is faster than tier_bound") {
     const auto p = with_some_budgets(g, plannable_problem(g, round % 2 == 0), 70, 5, 30);
     auto s = remat::testing::tiers_walk(g, p).run();
     if (chance(g, 50))
-      if (auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), remat::bounds_without_search(p).budget,
-                                                {.frugal = true, .small = 0}))
+      if (auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), remat::bounds_without_search(p).budget,
+                                                     {.frugal = true, .small = 0}))
         s = std::move(laid->schedule);
     const auto valid = remat::testing::evaluated(p, s);
     if (!valid) continue;

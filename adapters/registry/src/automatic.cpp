@@ -13,7 +13,7 @@ any_solver make_automatic(const std::string& backend, option_reader& read) {
     read("staged_operations", o.staged_operations, 0, most_operations, "larger problems are not tried with a staged MILP");
     return o;
   };
-  if (no_milp(backend)) return automatic<>(options(automatic<>::options()));
+  if (without_milp(backend)) return automatic<>(options(automatic<>::options()));
   using with_milp = automatic<milp::any_backend>;
   return with_milp(options(with_milp::options()), make_backend(backend));
 }

@@ -49,7 +49,7 @@ milp::any_backend make_backend(const std::string& name) {
   refuse((name == "auto" ? "no MILP library is" : name + " is not") + " available to this build of remat");
 }
 
-bool no_milp(const std::string& name) {
+bool without_milp(const std::string& name) {
   if (name != "auto") return false;
   try {
     make_backend(name);

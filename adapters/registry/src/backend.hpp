@@ -15,6 +15,6 @@ namespace remat::registry {
 milp::any_backend make_backend(const std::string& name);
 
 /// True if a method has to do without a MILP library: `name` is auto, and none is available.
-bool no_milp(const std::string& name);
+bool without_milp(const std::string& name);
 
 }  // namespace remat::registry

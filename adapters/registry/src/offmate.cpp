@@ -15,7 +15,7 @@ any_solver make_offmate(const std::string& backend, option_reader& read) {
   read("idle", o.idle, 0, 10'000, "searches without an improvement that end a thread's work");
   read("rate_share", o.rate_share, 0.01, 1, "share of its rate that each link is planned with");
   const offmate<> method({}, o);
-  if (no_milp(backend)) return method;
+  if (without_milp(backend)) return method;
   return proving<offmate<>, milp::any_backend>(method, make_backend(backend));
 }
 

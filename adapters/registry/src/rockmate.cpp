@@ -12,7 +12,7 @@ any_solver make_rockmate(const std::string& backend, option_reader& read) {
     read("slots", o.slots, 1, most_slots, "units of memory of the dynamic program");
     return o;
   };
-  if (no_milp(backend)) return rockmate<>(cheap_default<min_cut>(), options(rockmate<>::options()));
+  if (without_milp(backend)) return rockmate<>(cheap_default<min_cut>(), options(rockmate<>::options()));
   using with_milp = rockmate<any_solver>;
   return with_milp(solver_of_parts(backend), options(with_milp::options()));
 }

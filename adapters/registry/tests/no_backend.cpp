@@ -19,7 +19,7 @@ TEST_CASE("without a MILP library") {
     return remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak - 1, remat::registry::find(solver).make(backend),
                         {.seconds = 10});
   };
-  CHECK(remat::registry::no_milp("auto"));
+  CHECK(remat::registry::without_milp("auto"));
   for (const auto& b : remat::registry::backends()) CHECK_FALSE(b.available);
   for (const char* solver : {"checkmate", "checkmate-fast"})
     for (const char* backend : {"auto", "highs", "glpk"}) {

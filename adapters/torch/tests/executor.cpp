@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/evaluate_tiers.hpp>
@@ -242,7 +242,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
     for (const double part : {0.0, 0.5}) {
       const auto least = bounds_without_search(p).budget;
       const auto most = static_cast<double>(evaluate(p, store_all_schedule(p)).peak - least);
-      if (const auto laid = copies::lay_copies(p, needed, least + static_cast<bytes_t>(part * most)))
+      if (const auto laid = copies::schedule_copies(p, needed, least + static_cast<bytes_t>(part * most)))
         schedules.push_back(laid->schedule);
     }
     for (const auto& plan : schedules)

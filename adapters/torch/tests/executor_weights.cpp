@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <limits>
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/evaluate_tiers.hpp>
@@ -81,7 +81,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
         schedules.push_back(with_random_copies(p, order, seed));
       }
       const auto least = bounds_without_search(p).budget;
-      if (const auto laid = copies::lay_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
+      if (const auto laid = copies::schedule_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
         schedules.push_back(laid->schedule);
       schedules.push_back(schedules[1]);  // as solvers for several tiers may tell it
       for (auto& at : schedules.back().steps) at = remat::detail::with_tiers(p, at);

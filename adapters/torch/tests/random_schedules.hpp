@@ -8,7 +8,7 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <random>
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/executor.hpp>

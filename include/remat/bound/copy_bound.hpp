@@ -12,8 +12,8 @@
 #include <vector>
 
 #include <remat/bound/concave_model.hpp>
-#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/retention_cut.hpp>
+#include <remat/bound/sample_cuts.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -37,7 +37,7 @@ class copy_dual {
   /// @param cut    the cut of the moment
   /// @param budget bytes
   /// @param within the span that `cut` was made with; null for a plain problem
-  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const step_span* within)
+  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const time_span* within)
       : cut_(std::move(cut)),
         read_(cut_->read_before()),
         leave_(within ? cut_->leave_after() : 0),
@@ -145,7 +145,7 @@ class copy_dual {
 /// @param stop        polled between and within cuts; true returns the bound that is proven by then
 /// @return no schedule within the budget is faster, s
 /// Complexity: that of `copy_bound`.
-inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_span* within, double known_bound,
+inline double copy_bound_in_span(const problem& p, bytes_t budget, const time_span* within, double known_bound,
                                  const copy_bound_options& o, const std::function<bool()>& stop) {
   double best = std::max(known_bound, bounds_without_search(p).seconds);
   if (!(best > 0)) return best;
@@ -169,7 +169,7 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_sp
     note(d);
   };
   try {
-    for (auto& cut : cuts_throughout(p, budget, o.moments, within, stop))
+    for (auto& cut : sample_cuts(p, budget, o.moments, within, stop))
       if (within || cut->demand() > budget)
         duals.push_back(std::make_unique<detail::copy_dual>(p, std::move(cut), budget, within));
     if (!duals.empty()) refine(*duals[0]);  // the moment of greatest demand

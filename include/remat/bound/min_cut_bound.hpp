@@ -12,9 +12,9 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
-#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
+#include <remat/bound/sample_cuts.hpp>
 #include <remat/core/bounds.hpp>
 
 namespace remat::bound {
@@ -91,7 +91,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   };
   try {
     if (stop && stop()) throw interrupted();
-    for (auto& cut : cuts_throughout(p, budget, o.moments, nullptr, stop)) {
+    for (auto& cut : sample_cuts(p, budget, o.moments, nullptr, stop)) {
       if (stop && stop()) break;
       const auto room = budget + cut->room();
       dual d{std::move(cut), {}, {}, room};

@@ -193,7 +193,7 @@ class multi_cut_search {
     const auto rows = branches() ? x.rows : std::numeric_limits<std::size_t>::max();
     while (now.solved() && !done() && now.rows() < rows && now.moments().size() < options_.moments) {
       if (tries(now) > 0 && x.prune) prune(now);
-      auto places = choice_.strained(*now.form, now.s.x);
+      auto places = choice_.excess_on_path(*now.form, now.s.x);
       solved_model next;
       if (tries(now) > 0) {
         auto parts = best_of(x, places, next);
@@ -220,7 +220,7 @@ class multi_cut_search {
   /// @return the orders of the division, if it raises the relaxation enough; else none
   std::vector<order> best_of(order& x, std::vector<candidate>& places, solved_model& best) {
     const auto& now = x.now;
-    auto beside = choice_.crowded(*now.form, now.s.x);
+    auto beside = choice_.excess_beside_path(*now.form, now.s.x);
     places.resize(std::min(places.size(), least_tries));
     x.prune = !beside.empty();
     if (x.prune)
@@ -283,8 +283,8 @@ class multi_cut_search {
   }
   /// The moments of a model, and up to three places where its solution `x` is over the budget.
   std::vector<operation_id> lacking(const multi_cut_model& form, const Eigen::VectorXd& x) const {
-    auto places = choice_.exceeded(form, x);
-    if (places.empty()) places = choice_.strained(form, x);
+    auto places = choice_.excess_of_order(form, x);
+    if (places.empty()) places = choice_.excess_on_path(form, x);
     std::erase_if(places, [](const auto& c) { return c.gain <= 0; });
     return with(form.moments(), places);
   }

@@ -39,7 +39,7 @@ class multi_cut_choice {
  public:
   /// An operation that may become a moment.
   struct candidate {
-    double gain;  ///< excess of a solution over the budget at `o`: bytes in `exceeded`, else relative
+    double gain;  ///< excess of a solution over the budget at `o`: bytes in `excess_of_order`, else relative
     operation_id o;
     std::size_t from, to;  ///< possible places among the moments: behind the first `from`, .., behind the first `to`
 
@@ -81,7 +81,7 @@ class multi_cut_choice {
   const std::vector<operation_id>& first() const { return first_; }
 
   /// Places on the path where the solution `x` seems to be over the budget: the worst between each two moments, worst first.
-  std::vector<candidate> strained(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+  std::vector<candidate> excess_on_path(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     std::vector<std::pair<double, operation_id>> found;
     for (auto o : path_) found.emplace_back(form.strain(x, o) - 1e-4, o);
     return spread(std::move(found), form.moments());
@@ -96,7 +96,7 @@ class multi_cut_choice {
   }
   /// Operations beside the path, each with several places, that seem to exceed the budget in the solution `x` if they run as
   /// early as they can: the worst between each two moments, worst first.
-  std::vector<candidate> crowded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+  std::vector<candidate> excess_beside_path(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     std::vector<std::pair<double, operation_id>> found;
     for (auto o : beside_)
       if (const double over = form.strain(x, o, true); over > 0) found.emplace_back(over, o);
@@ -105,7 +105,7 @@ class multi_cut_choice {
     return worst;
   }
   /// Places on the path where the order behind `x` is over the budget: the worst between each two moments, worst first.
-  std::vector<candidate> exceeded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+  std::vector<candidate> excess_of_order(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     const auto order = order_of(p_, form, x);
     if (!order) return {};
     const auto memory = measure_order(p_, *order).memory;

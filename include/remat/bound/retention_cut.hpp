@@ -20,7 +20,7 @@
 namespace remat::bound {
 
 /// A span of time with a begin and an end, in which a bound counts seconds: for example one step of a schedule that repeats.
-struct step_span {
+struct time_span {
   double to_host = 0, to_device = 0;  ///< copies that every schedule makes, s
   std::vector<double> first;  ///< by operation: least seconds from the begin to its runs; below 0: it may run before the begin
   std::vector<bool> moments;  ///< by operation: may be `tau`; it runs on the device and not before the begin
@@ -75,7 +75,7 @@ class retention_cut {
   /// @param within the span in which time counts; must outlive this. Null: the whole schedule lies within the span
   /// @param stop   polled within cuts, which then throw `interrupted`
   /// Complexity: O(values + edges).
-  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau, const step_span* within = nullptr,
+  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau, const time_span* within = nullptr,
                 std::function<bool()> stop = {})
       : p_(p), tau_(tau), within_(within), network_(std::move(stop)) {
     const auto& ops = p.operations();
@@ -421,7 +421,7 @@ class retention_cut {
   };
   const problem& p_;
   operation_id tau_;
-  const step_span* within_;
+  const time_span* within_;
   std::vector<role> role_;
   std::vector<bool> operand_, needed_later_, only_leaves_, read_before_;
   double head_ = 0, sent_after_ = 0;

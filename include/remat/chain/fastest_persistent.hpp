@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <remat/chain/chain.hpp>
-#include <remat/chain/price_bounds.hpp>
+#include <remat/chain/lagrangian_bounds.hpp>
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 
@@ -45,8 +45,8 @@ namespace detail {
 /// with m bytes left has two kinds of steps. It runs link a now with option k, and goes on at a + 1 with m - saved_k. Or it
 /// splits at s: it runs the forwards of links a to s - 1 and, later, the schedule of (a, s - 1, m - K(s..j)), and goes on at s
 /// with m - x_s. This is a shortest path problem with a resource. Labels (m, overhead) at each link solve it. A label is dropped
-/// in two cases: another label is no worse in both; or its overhead and a lower bound on the rest (`price_bounds`) reach the best
-/// complete path. The recomputed part of a split has no overhead with `ample` memory; otherwise it is a search of its own.
+/// in two cases: another label is no worse in both; or its overhead and a lower bound on the rest (`lagrangian_bounds`) reach the
+/// best complete path. The recomputed part of a split has no overhead with `ample` memory; otherwise it is a search of its own.
 class fastest_persistent_search {
  public:
   fastest_persistent_search(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o)
@@ -208,17 +208,17 @@ class fastest_persistent_search {
   void run_later(search& x, std::size_t a, std::size_t from) {
     const auto j = x.whole.j;
     const auto most = x.expanded[from].m;
-    price_bounds::priced lowest;
+    lagrangian_bounds::priced lowest;
     lowest.fill(never);
     for (auto y = from; y < x.expanded.size(); ++y)
-      for (std::size_t k = 0; k < price_bounds::prices; ++k)
+      for (std::size_t k = 0; k < lagrangian_bounds::prices; ++k)
         lowest[k] = std::min(lowest[k], x.expanded[y].overhead - bounds_.price(k) * static_cast<double>(x.expanded[y].m));
     chain_.splits(a, j, [&](const overheads::split& s) {
       if (s.forward >= x.cutoff) return false;
       const auto after = chain_.kept(s.s, j);
       const auto& rest = bounds_.at(s.s, j);
       double best = 0;
-      for (std::size_t k = 0; k < price_bounds::prices; ++k)
+      for (std::size_t k = 0; k < lagrangian_bounds::prices; ++k)
         best = std::max(best, lowest[k] + rest[k] + bounds_.price(k) * static_cast<double>(chain_.input(s.s)));
       if (s.forward + s.missing(most - after) + best >= x.cutoff) return true;
       work_ += x.expanded.size() - from;
@@ -317,7 +317,7 @@ class fastest_persistent_search {
   overheads chain_;
   bytes_t most_;
   fastest_persistent_options options_;
-  price_bounds bounds_;
+  lagrangian_bounds bounds_;
   std::map<std::pair<std::size_t, std::size_t>, std::vector<memory>> known_;  // per first and last link
   std::vector<plan> plans_;
   std::size_t width_ = 0, nested_ = 0, work_ = 0;

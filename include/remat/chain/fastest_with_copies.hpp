@@ -19,7 +19,7 @@
 namespace remat::chain {
 
 /// Result of `fastest_with_copies`.
-struct copied_chain {
+struct offloaded_chain {
   std::vector<chain_step> steps;                             ///< empty if nothing was found
   std::vector<bool> moved;                                   ///< per link: is its input copied to the host and back?
   double seconds = std::numeric_limits<double>::infinity();  ///< time by the recurrence, s; infinity if nothing was found
@@ -37,10 +37,10 @@ struct fastest_with_copies_options {
 namespace detail {
 
 /// The search behind `fastest_with_copies`.
-class copied_chain_search {
+class offloaded_chain_search {
  public:
-  copied_chain_search(const heterogeneous_chain& c, bytes_t budget, const copy_rates& rates, const persistent_table& table,
-                      const fastest_with_copies_options& o)
+  offloaded_chain_search(const heterogeneous_chain& c, bytes_t budget, const copy_rates& rates, const persistent_table& table,
+                         const fastest_with_copies_options& o)
       : chain_(c), budget_(budget), up_(rates.to_host), down_(rates.to_device), table_(table), options_(o) {
     rest_.assign(size() + 1, 0);
     for (auto i = size(); i-- > 0;) {
@@ -51,8 +51,8 @@ class copied_chain_search {
     fronts_.resize(size() * (size() + 1) / 2);
   }
 
-  copied_chain run() {
-    copied_chain best;
+  offloaded_chain run() {
+    offloaded_chain best;
     for (const auto width : {std::min<std::size_t>(64, options_.most_labels), options_.most_labels}) {
       if (!pass(width, best)) break;
       if (best.exact) break;
@@ -94,7 +94,7 @@ class copied_chain_search {
 
   /// Searches with up to `width` labels per link.
   /// @return false if the search was stopped
-  bool pass(std::size_t width, copied_chain& best) {
+  bool pass(std::size_t width, offloaded_chain& best) {
     width_ = width;
     exact_ = table_.exact();
     all_.clear();
@@ -128,12 +128,12 @@ class copied_chain_search {
   }
   double finish(const label& x) const { return x.seconds + x.out / up_ + x.in / down_; }
 
-  void add(std::size_t i, const label& x, const copied_chain& best) {
+  void add(std::size_t i, const label& x, const offloaded_chain& best) {
     if (x.seconds + rest_[i] >= best.seconds) return;
     open_[i].push_back(x);
     if (open_[i].size() >= 4 * width_) exact_ = thin(open_[i]) && exact_;
   }
-  void expand(std::size_t i, std::uint32_t at, const copied_chain& best) {
+  void expand(std::size_t i, std::uint32_t at, const offloaded_chain& best) {
     const auto x = all_[at];
     const auto bytes = input(i, x);
     const auto& options = chain_.link(i).options;
@@ -163,7 +163,7 @@ class copied_chain_search {
   }
 
   /// For each s, runs links i to s - 1 without saving, and recomputes them in the backward.
-  void recompute(std::size_t i, std::uint32_t at, bool moved, const copied_chain& best) {
+  void recompute(std::size_t i, std::uint32_t at, bool moved, const offloaded_chain& best) {
     const auto x = all_[at];
     const auto bytes = input(i, x);
     const auto go = static_cast<double>(moved ? bytes : 0);
@@ -238,11 +238,11 @@ class copied_chain_search {
   }
 
   /// The schedule whose last label is `at`.
-  copied_chain read(std::uint32_t at) const {
+  offloaded_chain read(std::uint32_t at) const {
     std::vector<choice> choices;
     for (; all_[at].parent != nothing; at = all_[at].parent) choices.push_back(all_[at].how);
     std::reverse(choices.begin(), choices.end());
-    copied_chain c;
+    offloaded_chain c;
     c.moved.assign(size(), false);
     for (const auto& x : choices) {
       c.moved[x.link] = x.moved;
@@ -310,12 +310,12 @@ class copied_chain_search {
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Shilova, "Efficient Combination of Rematerialization and Offloading for Training DNNs",
 /// NeurIPS 2021 (POFO).
-inline copied_chain fastest_with_copies(const heterogeneous_chain& c, bytes_t budget, const copy_rates& rates,
-                                        const persistent_table& table, const fastest_with_copies_options& o = {}) {
+inline offloaded_chain fastest_with_copies(const heterogeneous_chain& c, bytes_t budget, const copy_rates& rates,
+                                           const persistent_table& table, const fastest_with_copies_options& o = {}) {
   if (o.most_labels < 1) throw bad_option("fastest_with_copies.most_labels must be >= 1, got 0");
   if (c.links.empty()) return {{}, {}, 0, true};
   if (!table.complete()) return {};
-  return detail::copied_chain_search(c, budget, rates, table, o).run();
+  return detail::offloaded_chain_search(c, budget, rates, table, o).run();
 }
 
 }  // namespace remat::chain

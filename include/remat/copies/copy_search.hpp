@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <remat/copies/early_copies.hpp>
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/copies/virtual_problem.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/monitor.hpp>
@@ -29,8 +29,8 @@
 
 namespace remat::copies {
 
-/// Input of `lay_copies`: an order of computations, and which values are offloaded first or never.
-struct copied_order {
+/// Input of `schedule_copies`: an order of computations, and which values are offloaded first or never.
+struct order_with_departures {
   std::vector<operation_id> order;
   std::vector<departure> departures{};  ///< per value. Empty: all `in_turn`
 };
@@ -38,7 +38,7 @@ struct copied_order {
 /// The fastest schedule with copies found so far within a budget. Several threads may use it.
 class copy_incumbent {
  public:
-  /// @param p      a problem that `lay_copies` takes; must outlive this
+  /// @param p      a problem that `schedule_copies` takes; must outlive this
   /// @param budget bytes
   /// @param stop   polled in long orders, by each thread that offers an order; true gives up on that order
   copy_incumbent(const remat::problem& p, bytes_t budget, std::function<bool()> stop = {})
@@ -48,7 +48,7 @@ class copy_incumbent {
   bytes_t budget() const { return budget_; }
   double seconds() const { return seconds_; }  ///< by `evaluate`, s; infinity if there is no schedule
   /// The order of the fastest schedule.
-  copied_order order() const {
+  order_with_departures order() const {
     const std::lock_guard guard(lock_);
     return order_;
   }
@@ -59,15 +59,15 @@ class copy_incumbent {
   /// otherwise, and as long as demand paging gave the fastest schedule.
   /// @param most s: gives up on schedules that take longer
   /// @return the schedule and its waits; nothing if the order does not fit, or if `most` or `stop` made it give up
-  /// Complexity: that of `lay_copies`, and that of `evaluate` if the schedule may be the fastest.
-  std::optional<laid_copies> offer(const copied_order& order, double most = std::numeric_limits<double>::infinity()) {
+  /// Complexity: that of `schedule_copies`, and that of `evaluate` if the schedule may be the fastest.
+  std::optional<copy_schedule> offer(const order_with_departures& order, double most = std::numeric_limits<double>::infinity()) {
     const bool first = !laid_;
     if (!p_.plain()) most *= 1.01;  // the period by `evaluate` may be shorter
     const auto share = share_.load();
     auto laid = lay(order, most, share);
     if (!laid && share < 1) laid = lay(order, most, 1);
     if (!p_.plain() && order.departures.empty() && !gives_up(order) && (first || paged_ || (!laid && std::isinf(most))))
-      if (auto paged = lay_copies(p_, order.order, budget_, {.on_demand = true, .stop = stop_});
+      if (auto paged = schedule_copies(p_, order.order, budget_, {.on_demand = true, .stop = stop_});
           paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
         laid = std::move(paged);
     return laid;
@@ -94,8 +94,8 @@ class copy_incumbent {
   /// Lays copies over the best order within shares of the budget. A schedule within a share leaves memory free, so its copies can
   /// start earlier, while the links are idle. If a share gives the fastest schedule, `offer` uses that share from then on. Does
   /// nothing for plain problems.
-  /// Complexity: that of some calls of `lay_copies` and `evaluate`.
-  void try_less() {
+  /// Complexity: that of some calls of `schedule_copies` and `evaluate`.
+  void try_smaller_budgets() {
     if (p_.plain() || !std::isfinite(seconds_)) return;
     const auto best = order();
     for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay(best, 1.01 * seconds_, share);
@@ -121,18 +121,20 @@ class copy_incumbent {
   }
 
  private:
-  bool gives_up(const copied_order& order) const { return order.order.size() >= copy_options::polled_every && stop_ && stop_(); }
+  bool gives_up(const order_with_departures& order) const {
+    return order.order.size() >= copy_options::polled_every && stop_ && stop_();
+  }
   /// Lays copies within a share of the budget in two ways, and takes the faster schedule.
-  std::optional<laid_copies> lay(const copied_order& order, double most, double share) {
+  std::optional<copy_schedule> lay(const order_with_departures& order, double most, double share) {
     if (gives_up(order)) return std::nullopt;
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
-    auto laid = lay_copies(p_, order.order, budget, {.departures = order.departures, .most = most, .stop = stop_});
+    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .most = most, .stop = stop_});
     if (!gives_up(order) && (laid ? !laid->waits.empty() : !p_.plain()))
-      if (auto frugal = lay_copies(p_, order.order, budget,
-                                   {.frugal = true,
-                                    .departures = order.departures,
-                                    .most = laid ? std::min(most, laid->seconds) : most,
-                                    .stop = stop_});
+      if (auto frugal = schedule_copies(p_, order.order, budget,
+                                        {.frugal = true,
+                                         .departures = order.departures,
+                                         .most = laid ? std::min(most, laid->seconds) : most,
+                                         .stop = stop_});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, share)))) laid.reset();
@@ -141,7 +143,7 @@ class copy_incumbent {
   /// Evaluates a schedule, and keeps it if it is the fastest so far.
   /// @param share of the budget; 0: by demand paging
   /// @return false if the schedule has no finite time, because links are too slow
-  bool take(const copied_order& order, laid_copies& laid, double share) {
+  bool take(const order_with_departures& order, copy_schedule& laid, double share) {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
@@ -164,7 +166,7 @@ class copy_incumbent {
   const remat::problem& p_;
   bytes_t budget_;
   std::function<bool()> stop_;
-  copied_order order_;
+  order_with_departures order_;
   std::optional<remat::schedule> schedule_;
   std::atomic<bool> laid_ = false;   // copies have been laid over some order
   std::atomic<bool> paged_ = false;  // the fastest schedule is by demand paging
@@ -195,8 +197,8 @@ namespace detail {
 /// @param positions of the computations of `laid` in the order that `n` holds
 /// @return false if no value can be computed again
 template <class Random>
-bool make_instead(const problem& p, const laid_copies& laid, const std::vector<std::size_t>& positions, order::destroy_repair& n,
-                  Random& random) {
+bool recompute_instead(const problem& p, const copy_schedule& laid, const std::vector<std::size_t>& positions,
+                       order::destroy_repair& n, Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
   auto wait = laid.waits[pick(laid.waits.size())];
@@ -204,7 +206,7 @@ bool make_instead(const problem& p, const laid_copies& laid, const std::vector<s
     if (const auto& other = laid.waits[pick(laid.waits.size())]; other.seconds > wait.seconds) wait = other;
   const auto& copies = wait.arrival ? laid.to_device : laid.to_host;
   auto end = std::upper_bound(copies.begin(), copies.end(), wait.until * (1 + 1e-12),
-                              [](double t, const laid_copies::transfer& x) { return t < x.end; });
+                              [](double t, const copy_schedule::transfer& x) { return t < x.end; });
   struct choice {
     double price;
     value_id value;
@@ -249,7 +251,7 @@ inline std::vector<value_id> free_to_depart(const problem& p) {
 /// @param values the values to choose from, ascending
 /// @param count  number of all values
 template <class Random>
-void change_departures(const std::vector<value_id>& values, const laid_copies& laid, std::size_t count, Random& random,
+void change_departures(const std::vector<value_id>& values, const copy_schedule& laid, std::size_t count, Random& random,
                        std::vector<departure>& departures) {
   const auto some = [&](const auto& list) { return list[static_cast<std::size_t>(random() % list.size())]; };
   if (departures.empty()) departures.assign(count, departure::in_turn);
@@ -269,8 +271,9 @@ void change_departures(const std::vector<value_id>& values, const laid_copies& l
 /// - does a round of `local_search` within a *virtual* budget, which is larger than the budget by the bytes that copies are to
 ///   free.
 ///
-/// After some rounds without an improvement, there is a fourth change: which values are offloaded first or never. `lay_copies`
-/// within the true budget judges each order. Orders are accepted by record-to-record travel, as in `local_search`.
+/// After some rounds without an improvement, there is a fourth change: which values are offloaded first or never.
+/// `schedule_copies` within the true budget judges each order. Orders are accepted by record-to-record travel, as in
+/// `local_search`.
 /// @param q       the problem of `best` without copies
 /// @param order   a valid order of computations, and the departures, to begin with
 /// @param virtual_budget of `q`, bytes
@@ -279,10 +282,10 @@ void change_departures(const std::vector<value_id>& values, const laid_copies& l
 /// @param o       when to end, and which orders to accept
 /// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
 /// @throws bad_option for options out of range, or if the problem allows no copies
-/// Complexity: per round, that of a round of `local_search` and of `lay_copies`; hundreds of rounds per second for thousands of
-/// operations.
-inline void copy_search(const virtual_problem& q, const copied_order& order, bytes_t virtual_budget, copy_incumbent& best,
-                        monitor& m, const copy_search_options& o = {}, double bound = 0) {
+/// Complexity: per round, that of a round of `local_search` and of `schedule_copies`; hundreds of rounds per second for thousands
+/// of operations.
+inline void copy_search(const virtual_problem& q, const order_with_departures& order, bytes_t virtual_budget,
+                        copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
@@ -301,19 +304,19 @@ inline void copy_search(const virtual_problem& q, const copied_order& order, byt
     auto tried = departures;
     switch (random() % (!free.empty() && idle >= o.patience / 5 ? 4 : 3)) {
       case 0:
-        n.ruin();
+        n.destroy();
         break;
       case 1:
-        if (!detail::make_instead(best.problem(), *current, now.positions, n, random)) continue;
+        if (!detail::recompute_instead(best.problem(), *current, now.positions, n, random)) continue;
         break;
       case 3:
         detail::change_departures(free, *current, best.problem().values().size(), random, tried);
-        if (random() % 2 == 0) n.ruin();
+        if (random() % 2 == 0) n.destroy();
         break;
       default:
         n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));
         for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
-        n.ruin();
+        n.destroy();
         n.repair(part(), most, stop);  // copies may make the room that is still lacking
         n.retain();
     }

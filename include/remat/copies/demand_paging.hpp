@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/laid_copies.hpp>
-#include <remat/copies/residence.hpp>
+#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
@@ -29,8 +29,8 @@ namespace remat::copies::detail {
 /// Complexity: O((uses of values + copies) tiers log(uses + copies) + copies tiers links).
 class demand_paging {
  public:
-  /// @param p     a problem that is not plain and not `unplannable`; must outlive this
-  /// @param order a result of `overwrite_last`
+  /// @param p     a problem that is not plain and not `why_unplannable`; must outlive this
+  /// @param order a result of `readers_before_overwrites`
   /// @param budget bytes of the device
   /// @param near  sources that may start anywhere start as near to the device as there is room; false: as far away
   /// @param stop  polled now and then; true gives up
@@ -59,7 +59,7 @@ class demand_paging {
   }
 
   /// To be called once. @return a schedule without times; nothing if a tier has no room, or if `stop` made it give up
-  std::optional<laid_copies> lay() {
+  std::optional<copy_schedule> lay() {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (live_[t] > budget_[t]) return std::nullopt;
     while (now_ < order_.size()) {
@@ -117,7 +117,7 @@ class demand_paging {
   void begin(bool near) {
     auto chain = tier_chain(p_);
     if (!near) std::reverse(chain.begin(), chain.end());
-    const auto where = find_residence(p_, std::vector<tier_id>(on_.size(), chain.back()));
+    const auto where = find_placement(p_, std::vector<tier_id>(on_.size(), chain.back()));
     std::vector<std::pair<std::size_t, value_id>> undecided;
     for (value_id v = 0; v < on_.size(); ++v) {
       if (!p_.is_source(v)) continue;
@@ -279,7 +279,7 @@ class demand_paging {
   std::vector<tier_id> home_, end_;
   std::vector<bool> wanted_at_end_;
   std::size_t now_ = 0, puts_ = 0;
-  laid_copies laid_;
+  copy_schedule laid_;
 };
 
 }  // namespace remat::copies::detail

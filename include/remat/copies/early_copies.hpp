@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/in_time.hpp>
-#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/time_sorter.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/range_peak.hpp>
@@ -133,17 +133,17 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
 
 }  // namespace detail
 
-/// Makes a schedule faster: repeats `with_early_copies` and `in_time` as long as that shortens the time.
+/// Makes a schedule faster: repeats `with_early_copies` and `time_sorter` as long as that shortens the time.
 /// @param s      a valid schedule of a problem that is not plain; replaced by a faster schedule
 /// @param e      the result of `evaluate` for `s`
 /// @param budget bytes of the device; `s` fits it
 /// @param stop   polled now and then; true gives up
 /// @return the time of `s`, s
-/// Complexity: that of `evaluate`, `with_early_copies` and `in_time`, once more than the schedule gets faster.
+/// Complexity: that of `evaluate`, `with_early_copies` and `time_sorter`, once more than the schedule gets faster.
 inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budget, const std::function<bool()>& stop = {}) {
   for (;;) {
     auto other = detail::with_early_copies(p, s, e, budget, stop);
-    other = detail::in_time(p, other, budget, stop).list();
+    other = detail::time_sorter(p, other, budget, stop).list();
     if (s.steps.size() >= copy_options::polled_every && stop && stop()) return e.seconds;
     auto then = evaluate(p, other);
     if (!(then.seconds < e.seconds * (1 - 1e-4))) return e.seconds;

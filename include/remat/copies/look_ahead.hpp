@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include <remat/copies/residence.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/problem.hpp>
 
 namespace remat::copies::detail {
 
-/// State of a value while `lay_copies` walks along an order.
+/// State of a value while `schedule_copies` walks along an order.
 struct value_state {
   /// What may happen to a live value. Values of zero bytes, held values, immovable values and values in flight are in no list
   /// (`none`).
@@ -43,14 +43,14 @@ struct value_use {
   double pause;
 };
 
-/// What `lay_copies` finds out about an order before it walks along it.
+/// What `schedule_copies` finds out about an order before it walks along it.
 /// Complexity: O(values + computations + uses of values).
 class look_ahead {
  public:
   /// @param where  where values start and end, for a problem that is not plain
   /// @param values result: the first use of each source and of each value that the host makes
   /// @throws bad_option if the order reads a value before it is made
-  look_ahead(const problem& p, std::span<const operation_id> order, const residence* where, std::vector<value_state>& values)
+  look_ahead(const problem& p, std::span<const operation_id> order, const placement* where, std::vector<value_state>& values)
       : begins(order.size() + 2, std::numeric_limits<double>::infinity()),
         memory(order.size() + 1),
         p_(p),
@@ -103,7 +103,7 @@ class look_ahead {
           if (values_[v].next == never && !held(v) && where_->starts_on_device(p_, v)) {
             values_[v].next = end_ + 1;
             live += bytes(v);
-            away[i + 1] -= bytes(v);  // on the device until `lay_copies` evicts it
+            away[i + 1] -= bytes(v);  // on the device until `schedule_copies` evicts it
           }
         memory[i] = live;
         continue;
@@ -132,7 +132,7 @@ class look_ahead {
       const bool elsewhere = where_ && !where_->starts_on_device(p_, v);
       if (elsewhere && p_.is_source(v)) comes(v, 0);
       if (!p_.is_source(v) && !elsewhere && values_[v].next != never)
-        throw bad_option("lay_copies: the order reads value " + std::to_string(v) + " before it is made");
+        throw bad_option("schedule_copies: the order reads value " + std::to_string(v) + " before it is made");
     }
     for (std::size_t i = 0; i < away.size() && i <= end_; ++i) {
       memory[i] -= away[i];
@@ -143,8 +143,8 @@ class look_ahead {
   std::size_t use_at_end(value_id v) const {
     if (!where_) return p_.is_target(v) ? end_ : never;
     const auto end = where_->ends[v];
-    if (end == residence::place::device) return end_;
-    return end != residence::place::nowhere && where_->starts_on_device(p_, v) ? end_ + 1 : never;
+    if (end == placement::place::device) return end_;
+    return end != placement::place::nowhere && where_->starts_on_device(p_, v) ? end_ + 1 : never;
   }
 
   double device_seconds(operation_id o) const {
@@ -155,7 +155,7 @@ class look_ahead {
   bool held(value_id v) const { return p_.values()[v].held && (!where_ || where_->homes[v] == device_tier); }
 
   const problem& p_;
-  const residence* where_;
+  const placement* where_;
   std::vector<value_state>& values_;
   std::size_t end_;
 };

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/copy_schedule.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
@@ -164,10 +164,10 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
 /// @param laid  the copies laid over `order`
 /// @return the order; empty if the step does not end with a wait for a copy to the host, or if no operation can move
 /// Complexity: O(edges computed).
-inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const laid_copies& laid) {
+inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const copy_schedule& laid) {
   if (laid.to_host.empty() || laid.waits.empty()) return {};
   if (laid.waits.back().arrival || laid.waits.back().position != order.size()) return {};
-  const auto takes = [](const laid_copies::transfer& x) { return x.end - x.begin; };
+  const auto takes = [](const copy_schedule::transfer& x) { return x.end - x.begin; };
   auto last = laid.to_host.end() - 1;
   for (auto x = last; x != laid.to_host.begin() && (x - 1)->end >= x->begin * (1 - 1e-9); --x)
     if (takes(*(x - 1)) > takes(*last)) last = x - 1;

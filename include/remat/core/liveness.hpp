@@ -66,7 +66,7 @@ class liveness {
 };
 
 /// Memory and time of an order of computations if every value is dropped as early as possible (see `with_drops`).
-struct order_needs {
+struct order_cost {
   bytes_t peak = 0;             ///< largest memory at any position, or before the first, bytes
   double seconds = 0;           ///< sum of the times, s
   std::vector<bytes_t> memory;  ///< bytes while position i is computed
@@ -74,8 +74,8 @@ struct order_needs {
 
 /// Measures an order in one backward pass. The order must be valid; this is not checked.
 /// Complexity: O(values + edges executed).
-inline order_needs measure_order(const problem& p, std::span<const operation_id> order) {
-  order_needs n;
+inline order_cost measure_order(const problem& p, std::span<const operation_id> order) {
+  order_cost n;
   n.memory.resize(order.size());
   n.peak = p.source_bytes();
   liveness after(p);

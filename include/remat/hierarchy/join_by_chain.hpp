@@ -47,7 +47,7 @@ class join_by_chain {
     if (l.parts.size() < 2) return;
     const auto stop = [&] { return m.stopped(); };
     const hierarchy::part_chain parts(l.p, l.index, l.parts, l.options);
-    const auto most = std::max<bytes_t>(0, l.budget() - parts.aside()) + (l.budget() - l.p.held_bytes()) / 3;
+    const auto most = std::max<bytes_t>(0, l.budget() - parts.unmodelled_bytes()) + (l.budget() - l.p.held_bytes()) / 3;
     const chain::persistent_table table(parts.model(), most, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;
     std::vector<std::vector<operation_id>> over;

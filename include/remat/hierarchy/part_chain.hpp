@@ -32,7 +32,7 @@ class part_chain {
              const std::vector<part_options>& options)
       : p_(p), options_(options) {
     const auto n = static_cast<part_id>(parts.size());
-    aside_ = p.held_bytes();
+    unmodelled_bytes_ = p.held_bytes();
     chain_.links.resize(n);
     std::vector<bool> backward(p.operations().size(), false);
     for (const auto& piece : parts)
@@ -61,7 +61,7 @@ class part_chain {
       } else if (i != none && backward[o] && p.is_target(v)) {
         chain_.links[i].kept += bytes;
       } else {
-        aside_ += bytes;
+        unmodelled_bytes_ += bytes;
       }
     }
     for (part_id i = 0; i < n; ++i) {
@@ -82,13 +82,13 @@ class part_chain {
 
   const chain::heterogeneous_chain& model() const { return chain_; }
   /// Bytes that count as on the device throughout, outside the chain.
-  bytes_t aside() const { return aside_; }
+  bytes_t unmodelled_bytes() const { return unmodelled_bytes_; }
 
   /// The operations behind the steps of a schedule of the chain, with the needed operations in no part.
   /// Complexity: O((values + edges executed) log).
   std::vector<operation_id> order(const std::vector<chain::chain_step>& steps) const {
     using kind = chain::chain_step::kind;
-    order::player now(p_);
+    order::order_builder now(p_);
     for (const auto& s : steps) {
       const auto& o = options_[s.link];
       for (auto x : s.what == kind::checkpoint ? o.checkpoint.forward
@@ -108,7 +108,7 @@ class part_chain {
   const problem& p_;
   const std::vector<part_options>& options_;
   chain::heterogeneous_chain chain_;
-  bytes_t aside_ = 0;
+  bytes_t unmodelled_bytes_ = 0;
 };
 
 /// The parts of a problem as a chain in which each part is saved as a whole or not at all. Once-only operations stand alone.

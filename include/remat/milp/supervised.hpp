@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/beside.hpp>
+#include <remat/core/try_async.hpp>
 #include <remat/milp/backend.hpp>
 
 namespace remat::milp {
@@ -36,7 +36,7 @@ class supervised {
   using clock = std::chrono::steady_clock;
 
   supervised(const model& m, const options& o) : model_(m), options_(o) {
-    if (o.start) tell_solution(m.objective(*o.start), *o.start);
+    if (o.start) report_solution(m.objective(*o.start), *o.start);
   }
   ~supervised() = default;
 
@@ -46,17 +46,17 @@ class supervised {
     return objective < objective_;
   }
   /// For the working thread: reports a solution that is better than all before.
-  void tell_solution(double objective, Eigen::VectorXd x) {
+  void report_solution(double objective, Eigen::VectorXd x) {
     const std::lock_guard lock(mutex_);
     objective_ = objective, best_ = std::move(x);
   }
   /// For the working thread: reports a proven bound. @return true if the library should stop
-  bool tell_bound(double bound) {
+  bool report_bound(double bound) {
     const std::lock_guard lock(mutex_);
     bound_ = std::max(bound_, bound);
     return stop_;
   }
-  bool stopping() { return tell_bound(-infinity); }
+  bool stopping() { return report_bound(-infinity); }
 
   const model model_;
   const options options_;
@@ -67,10 +67,10 @@ class supervised {
   static constexpr double patience = 0.3;  ///< s; solvers may exceed their limits by 10 % and half a second
 
   /// Abandoned calls. The program waits for them when it exits.
-  class stragglers {
+  class abandoned_calls {
    public:
     static void add(std::future<void> work) {
-      static stragglers all;
+      static abandoned_calls all;
       const std::lock_guard lock(all.mutex_);
       std::erase_if(all.work_, [](auto& w) { return w.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
       all.work_.push_back(std::move(work));
@@ -137,7 +137,7 @@ class supervised {
 /// @throws any exception of `work` and of `options.poll`
 template <class Job>
 solution supervise(std::shared_ptr<Job> job) {
-  auto worker = beside([job] {
+  auto worker = try_async([job] {
     solution s;
     std::exception_ptr failure;
     try {
@@ -152,7 +152,7 @@ solution supervise(std::shared_ptr<Job> job) {
   if (ended)
     worker.wait();
   else
-    supervised::stragglers::add(std::move(worker));
+    supervised::abandoned_calls::add(std::move(worker));
   if (job->failure_) std::rethrow_exception(job->failure_);
   if (!ended) return job->so_far();
   if (job->work_failure_) std::rethrow_exception(job->work_failure_);

@@ -56,7 +56,7 @@ class destroy_repair {
   void roll_back() { sequence_.roll_back(); }
 
   /// Destroy: removes some random recomputations. They are neighbours in the order, neighbours in the problem, or anywhere.
-  void ruin() {
+  void destroy() {
     const auto centre = some_recomputation();
     if (centre == none) return;
     const auto count = 1 + pick(std::size_t{1} << pick(6));

@@ -79,7 +79,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
   for (std::size_t idle = 0; !best.found() && !n.fits() && idle < o.patience && !stop(); ++idle) {  // first make an order fit
     n.load(idle % 2 == 0 ? order : current);
     for (auto shifts = random() % 8; shifts > 0; --shifts) n.shift();
-    n.ruin();
+    n.destroy();
     n.repair(static_cast<double>(random() % 1024) / 128, never, stop);
     if (n.peak() < least) idle = 0;
     if (n.peak() <= least) current = n.order(), least = n.peak();
@@ -100,7 +100,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
       seconds = n.seconds();
     }
     for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
-    n.ruin();
+    n.destroy();
     const double spread = static_cast<double>(random() % 1024) / 1024;
     const double most = std::max(seconds, lowest * (1 + slack * static_cast<double>(random() % 1024) / 1024));
     if (!n.repair(spread, most + (seconds - n.seconds()), stop)) {

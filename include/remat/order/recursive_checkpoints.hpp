@@ -40,7 +40,7 @@ inline std::optional<std::vector<operation_id>> recursive_checkpoints(const prob
     const auto at = std::lower_bound(readers.begin(), readers.end(), first);
     return at != readers.end() && *at <= last;
   };
-  player now(p);
+  order_builder now(p);
   // Forgets the outputs of `run` (operations of the forward), except those of its last `leaf` and those that cross its middles.
   const auto keep_middles = [&](const std::vector<operation_id>& run) {
     const auto whole = run.size() - std::min(leaf, run.size());

@@ -16,9 +16,9 @@
 namespace remat::order {
 
 /// An order under construction: the operations run so far, and the values on the device.
-class player {
+class order_builder {
  public:
-  explicit player(const problem& p)
+  explicit order_builder(const problem& p)
       : p_(p), there_(p.values().size()), has_run_(p.operations().size(), false), marked_(p.operations().size(), false) {
     for (value_id v = 0; v < there_.size(); ++v) there_[v] = p.is_source(v);
   }
@@ -90,7 +90,7 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
                                                        const std::vector<bool>& free = {}) {
   const auto& ops = p.operations();
   const auto needed = free.empty() ? std::vector<operation_id>() : needed_operations(p);
-  player now(p);
+  order_builder now(p);
   // Adds to the ascending `list` the operations before `end` that have not run, whose outputs are all free, and whose inputs are
   // on the device or made by operations of the list.
   const auto add_free = [&](std::vector<operation_id> list, operation_id end) {

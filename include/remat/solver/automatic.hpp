@@ -20,14 +20,14 @@
 #include <vector>
 
 #include <remat/bound/min_cut_bound.hpp>
-#include <remat/core/beside.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/core/try_async.hpp>
+#include <remat/order/exact_order_search.hpp>
 #include <remat/order/local_search.hpp>
-#include <remat/order/small_search.hpp>
 #include <remat/solver/cheap_orders.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -49,7 +49,7 @@ struct automatic_milp;
 /// finds an improvement, or when time is up. Every improvement is reported at once. The methods are:
 /// - cheap orders (`offer_cheap_orders`), which have a schedule of most problems within a second;
 /// - minimum cuts (`min_cut`), and planning in parts for large problems (`hierarchical`);
-/// - a search through all orders of a small problem (`order::small_search`);
+/// - a search through all orders of a small problem (`order::exact_order_search`);
 /// - local search around the best orders;
 /// - with a MILP library, the staged MILP for the schedule, and MILPs over several moments for the bound. The solutions of the
 ///   latter are also orders to search around.
@@ -125,7 +125,7 @@ class automatic {
     if constexpr (with_milp) {
       if (now.needed.size() <= options_.moment_operations) {
         std::future<bound::time_bound> proof;
-        if (m.limits().threads > 1) proof = beside([&] { return prove(now, never); });
+        if (m.limits().threads > 1) proof = try_async([&] { return prove(now, never); });
         if (proof.valid()) {
           look(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
@@ -236,9 +236,10 @@ class automatic {
   /// @return true if the search ended: the best schedule is proven optimal, or the problem infeasible
   static bool decide(search& now) {
     constexpr std::size_t sets = 300'000;  // about half a second
-    if (now.done() || now.needed.size() > order::small_search::most || !order::small_search::takes(now.p)) return false;
-    order::small_search all(now.p, now.budget);
-    order::small_search::answer known;
+    if (now.done() || now.needed.size() > order::exact_order_search::most || !order::exact_order_search::takes(now.p))
+      return false;
+    order::exact_order_search all(now.p, now.budget);
+    order::exact_order_search::answer known;
     const auto take = [&] {
       if (known.order && now.best.offer(*known.order)) now.take(result{});
       now.take(bound::time_bound{known.bound, 0});

@@ -179,7 +179,7 @@ class chen {
       for (auto k : ends)
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
-    order::player now(p);
+    order::order_builder now(p);
     const auto forget = [&](operation_id o) {
       for (auto x : ops[o].outputs)
         if (!retained[x]) now.forget(x);

@@ -31,9 +31,9 @@ namespace detail {
 /// @param there per value: may be kept
 /// @param large bytes; operations with at least this working set must not run again after `last`
 /// @throws bound::interrupted if `cut` is stopped
-inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const problem& p, bound::last_run_cut& cut,
-                                                                        operation_id last, bytes_t room,
-                                                                        const std::vector<bool>& there, bytes_t large) {
+inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(const problem& p, bound::last_run_cut& cut,
+                                                                             operation_id last, bytes_t room,
+                                                                             const std::vector<bool>& there, bytes_t large) {
   constexpr std::size_t most = 8, mixtures = 24;
   const auto& ops = p.operations();
   std::map<bytes_t, std::vector<bool>, std::greater<>> found;
@@ -71,9 +71,9 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
 /// Changes an order so that only `kept`, and the inputs and outputs of the computation at `at`, stay across this computation.
 /// Other values computed earlier are dropped: they are recomputed when they are read, and targets one after the other at the end.
 /// @return nothing if a once-only operation would have to run again
-inline std::optional<std::vector<operation_id>> put_off(const problem& p, const std::vector<operation_id>& order, std::size_t at,
-                                                        std::vector<bool> kept) {
-  order::player now(p);
+inline std::optional<std::vector<operation_id>> defer_across(const problem& p, const std::vector<operation_id>& order,
+                                                             std::size_t at, std::vector<bool> kept) {
+  order::order_builder now(p);
   const auto& op = p.operations()[order[at]];
   for (const auto* used : {&op.inputs, &op.outputs})
     for (auto v : *used) kept[v] = true;
@@ -129,8 +129,8 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
       order::destroy_repair n(p, aim, first);
       for (std::size_t i = 0; i < parts.size(); ++i) {
         const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
-        for (const auto& [bytes, kept] : detail::kept_across(p, cut, order[at], aim - working_set, there, large))
-          if (const auto later = detail::put_off(p, order, at, kept))
+        for (const auto& [bytes, kept] : detail::sets_kept_across(p, cut, order[at], aim - working_set, there, large))
+          if (const auto later = detail::defer_across(p, order, at, kept))
             for (const double spread : {0.0, 1.0}) {
               if (stop && stop()) return std::nullopt;
               n.load(*later);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/cuts_throughout.hpp>
+#include <remat/bound/sample_cuts.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>
@@ -176,7 +176,7 @@ class min_cut {
   /// The heaviest moments, with their cuts.
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
-    for (const auto& cut : bound::retention_cuts(p, budget, options_.moments, [&] { return m.stopped(); }))
+    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, [&] { return m.stopped(); }))
       if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
     return list;
   }

@@ -15,10 +15,10 @@
 namespace remat {
 
 /// Computes every needed operation once, in the order of the problem. Values that do not fit move to the host and back
-/// (`copies::lay_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all. The status is
-/// `not_applicable` for a problem that is `copies::unplannable`, and without copies unless store-all fits.
+/// (`copies::schedule_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all. The status is
+/// `not_applicable` for a problem that is `copies::why_unplannable`, and without copies unless store-all fits.
 ///
-/// Complexity: that of `copies::lay_copies` and `bound::copy_bound`.
+/// Complexity: that of `copies::schedule_copies` and `bound::copy_bound`.
 /// @code
 /// auto r = remat::solve(p, budget, remat::offload_only{});
 /// @endcode
@@ -30,9 +30,9 @@ class offload_only {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
-    if (!p.plain() && !copies::unplannable(p).empty()) {
+    if (!p.plain() && !copies::why_unplannable(p).empty()) {
       r.status = status::not_applicable;
-      r.reason = copies::unplannable(p);
+      r.reason = copies::why_unplannable(p);
     } else if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
       all.put_into(r);
     } else if (p.plain() && !p.copies()) {

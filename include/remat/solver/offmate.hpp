@@ -17,16 +17,16 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/cuts_throughout.hpp>
+#include <remat/bound/sample_cuts.hpp>
 #include <remat/copies/copy_search.hpp>
 #include <remat/copies/virtual_problem.hpp>
-#include <remat/core/beside.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/core/try_async.hpp>
 #include <remat/order/destroy_repair.hpp>
 #include <remat/solver/cheap_orders.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -35,16 +35,16 @@
 namespace remat {
 
 /// Plans recomputation and copies to the host together, for problems of any shape that allow copies, and for those on several
-/// tiers (`copies::unplannable` says which it cannot plan). A plain problem without copies is left to Inner.
+/// tiers (`copies::why_unplannable` says which it cannot plan). A plain problem without copies is left to Inner.
 ///
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to the need of
-/// store-all. Copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best are improved
-/// by `copies::copy_search`. The two ends of this scan are recomputation alone and copies alone.
+/// store-all. Copies are laid over each of these orders within the true budget (`copies::schedule_copies`), and the best are
+/// improved by `copies::copy_search`. The two ends of this scan are recomputation alone and copies alone.
 ///
 /// Other scans use budgets that vary with the moment, by a share of the bytes that copies can have moved by then
 /// (`copies::virtual_problem`). Some also run operations early, which gives copies more time before the heaviest moment
 /// (`copies::early_order`). Proves `bound::copy_bound`, or `tiers::tier_bound`. On several tiers, recomputation is planned for
-/// values that stay on the device (`copies::without_host`).
+/// values that stay on the device (`copies::recomputation_only`).
 ///
 /// With `limits.threads` of 2 or more, orders are planned and improved side by side; the schedule then depends on timing.
 ///
@@ -95,13 +95,13 @@ class offmate {
     if (options_.rate_share < 1) return solve_for_less(p, budget, m);
     result r;
     const auto needed = needed_operations(p);
-    if (auto why = p.plain() ? std::string() : copies::unplannable(p); !why.empty())
+    if (auto why = p.plain() ? std::string() : copies::why_unplannable(p); !why.empty())
       return r.status = status::not_applicable, r.reason = std::move(why), r;
     if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
       all.put_into(r);
       return r;
     }
-    scan now{p.plain() ? p.with_copies({}) : copies::without_host(p),
+    scan now{p.plain() ? p.with_copies({}) : copies::recomputation_only(p),
              budget,
              0,
              m,
@@ -130,7 +130,7 @@ class offmate {
   using virtual_pointer = std::shared_ptr<const copies::virtual_problem>;
   /// An order, and the virtual problem and budget that it was planned for.
   struct start {
-    copies::copied_order order;
+    copies::order_with_departures order;
     virtual_pointer problem;
     bytes_t budget;  ///< virtual, bytes
     double seconds;  ///< time with copies, s
@@ -188,7 +188,7 @@ class offmate {
       };
       std::vector<std::future<void>> others;
       for (unsigned i = 1; i < m.limits().threads && i < count; ++i)
-        if (auto other = beside(run); other.valid()) others.push_back(std::move(other));
+        if (auto other = try_async(run); other.valid()) others.push_back(std::move(other));
       run();
       for (auto& x : others) x.get();
     }
@@ -212,7 +212,7 @@ class offmate {
       return tell(x);
     });
     result proven;
-    if (!p.plain() && !copies::unplannable(p).empty()) return slower.solve(p, budget, part);
+    if (!p.plain() && !copies::why_unplannable(p).empty()) return slower.solve(p, budget, part);
     prove_bound(p, budget, proven, [&] { return m.stopped(); });
     auto r = slower.solve(with_slower_links(p, options_.rate_share), budget, part);
     r.bound = proven.bound;
@@ -326,7 +326,8 @@ class offmate {
     std::vector<std::function<void()>> scans = {
         [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
         [&] { scan_range(now, now.fixed, now.most, now.most - now.least, static_cast<bytes_t>(options_.scan)); }};
-    if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8, [&] { return now.m.stopped(); }); !heaviest.empty())
+    if (const auto heaviest = bound::most_demanding_cuts(now.plain, now.least, 8, [&] { return now.m.stopped(); });
+        !heaviest.empty())
       if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed) {
         scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
         scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
@@ -366,7 +367,7 @@ class offmate {
   void work_on(scan& now) const {
     const auto& starts = now.starts;
     auto fastest = starts.front();
-    if (!now.done()) now.best.try_less();
+    if (!now.done()) now.best.try_smaller_budgets();
     std::size_t next = 0, idle = 0;
     std::mutex lock;
     now.each(now.m.limits().threads, [&](std::size_t) {
@@ -384,7 +385,7 @@ class offmate {
         monitor part(now.m, 0.5);
         copies::copy_search(*from.problem, from.order, from.budget, now.best, part,
                             {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
-        if (now.best.seconds() < before && !now.m.stopped()) now.best.try_less();
+        if (now.best.seconds() < before && !now.m.stopped()) now.best.try_smaller_budgets();
         const std::lock_guard guard(lock);
         if (now.best.seconds() < before) fastest = from;
         idle = now.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;

@@ -26,8 +26,8 @@ namespace remat {
 ///
 /// The published program minimises energy under a limit on the time of computations, and its copies take no time. This program
 /// minimises time: computations and both directions of the link overlap. A value has arrived before it is read or dropped, and
-/// has left before it is absent. The program may cut copies into parts. `copies::lay_copies` lays whole copies over the order of
-/// its solution, once for the values that the solution moves and once for all values. `evaluate` gives the time.
+/// has left before it is absent. The program may cut copies into parts. `copies::schedule_copies` lays whole copies over the
+/// order of its solution, once for the values that the solution moves and once for all values. `evaluate` gives the time.
 ///
 /// `result.scope_bound` holds for every schedule of `result.scope`: the staged schedules whose copies to the device come first in
 /// their stage (details in `strong_form`). It is infinite if there is none. The schedule found may be slower than this bound, and

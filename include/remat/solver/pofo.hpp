@@ -25,7 +25,7 @@ namespace remat {
 /// Plans recomputation and copies to the host together for a network that is a chain of blocks. The forward of each block saves
 /// what its backward reads, or is run again. The input of each block is kept or moved (`chain::fastest_with_copies`).
 ///
-/// The recurrence chooses what to recompute and which values may move. `copies::lay_copies` lays copies over this order: for
+/// The recurrence chooses what to recompute and which values may move. `copies::schedule_copies` lays copies over this order: for
 /// these values and, if that is faster, for all values. The recurrence counts some memory and time too high and some too low. So
 /// it also runs for other budgets nearby (`nearby`), and the fastest schedule that fits, by `evaluate`, is taken. The graph is
 /// cut into blocks and into parts as by `rotor`.
@@ -102,7 +102,7 @@ class pofo {
     const auto& c = parts.chain();
     const auto stop = [&] { return m.stopped(); };
     const auto within = [&](double share) {  // bytes for the chain
-      return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(budget - p.held_bytes())) - c.aside();
+      return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(budget - p.held_bytes())) - c.unmodelled_bytes();
     };
     if (options_.nearby.empty()) return true;
     const auto largest = within(*std::max_element(options_.nearby.begin(), options_.nearby.end()));

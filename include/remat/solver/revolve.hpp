@@ -131,7 +131,7 @@ class revolve {
   void unequal(const problem& p, bytes_t budget, const structure::partition& blocks, incumbent& best, monitor& m) const {
     const hierarchy::saved_parts parts(p, shifted(p, blocks));
     // The table counts memory too high, so schedules for somewhat larger budgets are evaluated as well.
-    const auto most = std::max<bytes_t>(0, budget - parts.chain().aside()) + (budget - p.held_bytes()) / 4;
+    const auto most = std::max<bytes_t>(0, budget - parts.chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
     const chain::persistent_table table(parts.chain().model(), most,
                                         {.slots = options_.slots, .stop = [&] { return m.stopped(); }, .inputs_only = true});
     const auto front = table.front();

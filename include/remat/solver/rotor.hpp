@@ -106,7 +106,7 @@ class rotor {
       const auto n = parts_.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
-      const auto within = std::max<bytes_t>(0, budget - chain().aside()) + (budget - p.held_bytes()) / 4;
+      const auto within = std::max<bytes_t>(0, budget - chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
       table_.emplace(chain().model(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
     }
@@ -118,7 +118,7 @@ class rotor {
       if (size() < 2) return std::numeric_limits<double>::infinity();
       const auto until = m.elapsed() + 0.3 * m.remaining();
       const auto answer =
-          chain::fastest_persistent(chain().model(), budget - chain().aside(),
+          chain::fastest_persistent(chain().model(), budget - chain().unmodelled_bytes(),
                                     {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
       if (answer.found() && best.offer(chain().order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + parts_.alone();

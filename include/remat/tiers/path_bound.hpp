@@ -77,7 +77,7 @@ class tier_path {
   const problem& p_;
   const std::vector<operation_id> needed_;
   const std::size_t tiers_;
-  const copy_ways way_;
+  const copy_distances way_;
 };
 
 }  // namespace detail

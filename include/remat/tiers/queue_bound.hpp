@@ -36,7 +36,7 @@ inline double queue_bound(const problem& p, bytes_t budget) {
   for (auto o : needed) computed[ops[o].on] += ops[o].seconds;
   std::map<std::string, double> queues;
   std::vector<std::size_t> passed;
-  detail::narrow_links narrow(p);
+  detail::bridge_links narrow(p);
   for (value_id v = 0; v < values.size(); ++v) {
     if (places[v] == any_tier) continue;
     passed.clear();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
-#include <remat/copies/residence.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/tiers/path_bound.hpp>

@@ -55,9 +55,9 @@ inline std::vector<tier_id> first_places(const problem& p) {
 
 /// The links that are on every path from one tier to another.
 /// Complexity: O(links^2), once for each pair of tiers that is asked for.
-class narrow_links {
+class bridge_links {
  public:
-  explicit narrow_links(const problem& p) : p_(p) {}
+  explicit bridge_links(const problem& p) : p_(p) {}
 
   /// Indices into `p.links()`; empty if there is no path.
   const std::vector<std::size_t>& between(tier_id from, tier_id to) {
@@ -114,9 +114,9 @@ inline places find_places(const problem& p, const std::vector<operation_id>& nee
 
 /// The time to copy a value from one tier to another on the fastest path, s; 0 if there is no path.
 /// Complexity: O(values tiers^3).
-class copy_ways {
+class copy_distances {
  public:
-  explicit copy_ways(const problem& p) : tiers_(p.tiers().size()) {
+  explicit copy_distances(const problem& p) : tiers_(p.tiers().size()) {
     for (const auto& x : p.values()) add(p, static_cast<double>(x.bytes));
   }
   double operator()(value_id v, tier_id from, tier_id to) const { return ways_[(v * tiers_ + from) * tiers_ + to]; }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <remat/bound/retention_cut.hpp>
-#include <remat/copies/residence.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/tiers/tier_places.hpp>
@@ -97,8 +97,8 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
 /// @param plain the problem of the relaxation that `as_plain` makes of `p` and `inside`
 /// @param of    `find_places` of `p`
 /// @return only `to_host` and `to_device`, s
-inline bound::step_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
-  bound::step_span all;
+inline bound::time_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
+  bound::time_span all;
   const auto& link = *plain.copies();
   for (value_id v = 0; v < p.values().size(); ++v) {
     if (of.made[v] == any_tier) continue;

@@ -35,8 +35,8 @@ struct step_parts {
   const problem& p;
   const std::vector<operation_id> needed;
   const places of;
-  const copy_ways way;
-  mutable narrow_links narrow;
+  const copy_distances way;
+  mutable bridge_links narrow;
   std::vector<tier_set> stay;  ///< by value: tiers on which a cyclic schedule need not drop it within a step
 };
 
@@ -83,13 +83,13 @@ class tier_turn {
       }
       if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
     }
-    for (auto& [stream, pieces] : queues) longest = std::max(longest, one_by_one(pieces));
+    for (auto& [stream, pieces] : queues) longest = std::max(longest, queue_lower_bound(pieces));
     for (tier_id t = 0; t < tiers_; ++t) {
       std::vector<piece> runs;
       for (auto o : needed_)
         if (p_.operations()[o].on == t && first_[o] != never && last_[o] != never)
           runs.push_back({first_[o], p_.operations()[o].seconds, last_[o]});
-      longest = std::max(longest, one_by_one(runs));
+      longest = std::max(longest, queue_lower_bound(runs));
     }
     return longest;
   }
@@ -97,7 +97,7 @@ class tier_turn {
   /// Tells `copy_bound_in_span` what this turn knows of a relaxation.
   /// @param part the result of `as_plain` for `inside`
   /// @param x    result: all members by operation and by value
-  void look_at(const plain_part& part, tier_set inside, bound::step_span& x) const {
+  void look_at(const plain_part& part, tier_set inside, bound::time_span& x) const {
     const auto& q = part.p;
     const bool cyclic = turn_ != any_tier, gate = cyclic && is_gate(p_, inside, turn_);
     for (operation_id o = 0; o < part.operations.size(); ++o) {
@@ -255,13 +255,13 @@ class tier_turn {
         if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
       }
     double longest = first_[last];
-    for (auto& [stream, pieces] : queues) longest = std::max(longest, one_by_one(pieces));
-    for (auto& pieces : runs) longest = std::max(longest, one_by_one(pieces));
+    for (auto& [stream, pieces] : queues) longest = std::max(longest, queue_lower_bound(pieces));
+    for (auto& pieces : runs) longest = std::max(longest, queue_lower_bound(pieces));
     return longest + p_.operations()[last].seconds;
   }
   /// A lower bound on the time of pieces that follow one another in any order, s. For each k, takes the k pieces with the largest
   /// `before`, and those with the largest `after`: the least time before them, all their seconds, and the least time after them.
-  static double one_by_one(std::vector<piece>& pieces) {
+  static double queue_lower_bound(std::vector<piece>& pieces) {
     double longest = 0;
     for (const auto key : {&piece::before, &piece::after}) {
       std::sort(pieces.begin(), pieces.end(), [&](const piece& a, const piece& b) { return a.*key > b.*key; });
@@ -279,9 +279,9 @@ class tier_turn {
   const std::size_t tiers_;
   const std::vector<operation_id>& needed_;
   const places& of_;
-  const copy_ways& way_;
+  const copy_distances& way_;
   const std::vector<tier_set>& stay_;
-  narrow_links& narrow_;
+  bridge_links& narrow_;
   std::vector<double> before_;          // by value and tier: earliest time there, s
   std::vector<double> after_;           // by value: least time to the end of the turn, s, from when and where it is made
   std::vector<double> first_, last_;    // by operation: least time before its begin, and after its end, s

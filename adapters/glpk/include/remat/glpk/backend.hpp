@@ -171,9 +171,9 @@ class backend {
         point.clear();
       }
       if (glp_mip_status(problem) == GLP_FEAS && improves(glp_mip_obj_val(problem)))
-        tell_solution(glp_mip_obj_val(problem), found());
+        report_solution(glp_mip_obj_val(problem), found());
       cut_off = bound >= options_.cutoff;
-      if (tell_bound(bound) || cut_off) glp_ios_terminate(tree);
+      if (report_bound(bound) || cut_off) glp_ios_terminate(tree);
     }
 
     Eigen::VectorXd found() const {

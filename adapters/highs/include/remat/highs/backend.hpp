@@ -211,9 +211,9 @@ inline void backend::job::watch(int type, const char*, const void* output, detai
   if (type == mip_improvement)
     if (const auto* x = static_cast<const double*>(w.api_->output_item(output, "mip_solution")))
       if (const auto objective = number("mip_primal_bound", milp::infinity); w.improves(objective))
-        w.tell_solution(objective, Eigen::Map<const Eigen::VectorXd>(x, w.model_.columns()));
+        w.report_solution(objective, Eigen::Map<const Eigen::VectorXd>(x, w.model_.columns()));
   const bool mip = type == mip_improvement || type == mip_interrupt;
-  const bool stop = w.tell_bound(mip ? number("mip_dual_bound", -milp::infinity) : -milp::infinity);
+  const bool stop = w.report_bound(mip ? number("mip_dual_bound", -milp::infinity) : -milp::infinity);
   if (stop && input) input->user_interrupt = 1;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// State of the host while `lay_copies` walks along an order, for problems that are not plain.
+/// State of the host while `schedule_copies` walks along an order, for problems that are not plain.
 #pragma once
 
 #include <algorithm>
@@ -13,26 +13,26 @@
 #include <vector>
 
 #include <remat/copies/look_ahead.hpp>
-#include <remat/copies/residence.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
 namespace remat::copies::detail {
 
-/// The host during the walk of `copy_layer`: its operations, its copies of values, and its free memory. An operation on the host
-/// starts once the copies of its inputs to the host have been issued. If the host has a budget or the problem is cyclic, the host
-/// drops copies that are no longer needed.
+/// The host during the walk of `copy_scheduler`: its operations, its copies of values, and its free memory. An operation on the
+/// host starts once the copies of its inputs to the host have been issued. If the host has a budget or the problem is cyclic, the
+/// host drops copies that are no longer needed.
 ///
 /// If there are tiers beyond the host, the host stands for all of them. It then has room for everything and drops nothing;
-/// `tier_layer` plans what these tiers hold.
+/// `tier_scheduler` plans what these tiers hold.
 /// Complexity: O(edges) over a whole order, and O(readers of the value and their inputs) for each `changed`; `tidy` and `take`
 /// add O(values changed or waiting for their drop) per call.
-class host_side {
+class host_state {
  public:
-  using place = residence::place;
+  using place = placement::place;
 
-  host_side(const problem& p, residence places, std::span<const operation_id> order, std::vector<value_state>& values,
-            schedule& s)
+  host_state(const problem& p, placement places, std::span<const operation_id> order, std::vector<value_state>& values,
+             schedule& s)
       : where(std::move(places)),
         cyclic(!p.next().empty()),
         p_(p),
@@ -63,7 +63,7 @@ class host_side {
     }
   }
 
-  const residence where;
+  const placement where;
   const bool cyclic;
 
   bool has_run(operation_id o) const { return has_run_[o]; }

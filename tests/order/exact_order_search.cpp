@@ -9,7 +9,7 @@
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/liveness.hpp>
-#include <remat/order/small_search.hpp>
+#include <remat/order/exact_order_search.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
@@ -17,9 +17,9 @@
 
 using namespace remat;
 using namespace remat::testing;
-using order::small_search;
+using order::exact_order_search;
 
-TEST_CASE("small_search finds the optimum of small problems, or proves that nothing fits") {
+TEST_CASE("exact_order_search finds the optimum of small problems, or proves that nothing fits") {
   std::mt19937_64 g(1);
   int found = 0, hopeless = 0;
   for (int round = 0; round < shortened(400); ++round) {
@@ -28,11 +28,11 @@ TEST_CASE("small_search finds the optimum of small problems, or proves that noth
                                                        .outputs = 1 + static_cast<std::size_t>(round % 2),
                                                        .once = round % 3 == 0 ? 25 : 0,
                                                        .density = static_cast<int>(uniform(g, 20, 70))});
-    REQUIRE(small_search::takes(p));
+    REQUIRE(exact_order_search::takes(p));
     const auto all = measure_store_all(p).peak, least = bounds_without_search(p).budget;
     for (const auto budget : {least - 1, least, least + (all - least) / 4, least + (all - least) / 2, all}) {
       const auto optimum = exhaustive_optimum(p, budget);
-      small_search search(p, budget);
+      exact_order_search search(p, budget);
       const auto any = search.any(), best = search.fastest();
       REQUIRE((any.ended && best.ended));
       REQUIRE(any.order.has_value() == optimum.has_value());
@@ -57,12 +57,12 @@ TEST_CASE("small_search finds the optimum of small problems, or proves that noth
   CHECK(hopeless > shortened(300));
 }
 
-TEST_CASE("a small_search that gives up says so, and returns a bound") {
+TEST_CASE("a exact_order_search that gives up says so, and returns a bound") {
   std::mt19937_64 g(3);
   const auto p = random_training_chain(g, 15);
   const auto least = bounds_without_search(p).budget, budget = least + (measure_store_all(p).peak - least) / 3;
-  REQUIRE(small_search::takes(p));
-  small_search search(p, budget);
+  REQUIRE(exact_order_search::takes(p));
+  exact_order_search search(p, budget);
   const auto any = search.any();
   REQUIRE(any.order);
   const auto few = search.fastest(std::numeric_limits<double>::infinity(), 20'000);
@@ -75,11 +75,12 @@ TEST_CASE("a small_search that gives up says so, and returns a bound") {
   CHECK(stopped.bound <= few.bound);
 }
 
-TEST_CASE("small_search takes problems of up to 63 operations without in-place updates") {
-  CHECK(small_search::takes(unit_training_chain(31)));
-  CHECK(!small_search::takes(unit_training_chain(32)));
+TEST_CASE("exact_order_search takes problems of up to 63 operations without in-place updates") {
+  CHECK(exact_order_search::takes(unit_training_chain(31)));
+  CHECK(!exact_order_search::takes(unit_training_chain(32)));
   const auto chain = unit_training_chain(31);
-  CHECK(!small_search::takes(problem("in place", {{"a", 1}, {"b", 1}},
-                                     {{"make", {}, {0}, 1}, {"change", {0}, {1}, 1, 0, false, "", device_tier, {{1, 0}}}}, {1})));
-  CHECK(small_search(chain, 12).any().order);  // 63 operations, with one bit each
+  CHECK(!exact_order_search::takes(problem("in place", {{"a", 1}, {"b", 1}},
+                                           {{"make", {}, {0}, 1}, {"change", {0}, {1}, 1, 0, false, "", device_tier, {{1, 0}}}},
+                                           {1})));
+  CHECK(exact_order_search(chain, 12).any().order);  // 63 operations, with one bit each
 }

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_layer.hpp>
+#include <remat/copies/copy_scheduler.hpp>
 #include <remat/copies/demand_paging.hpp>
-#include <remat/copies/in_time.hpp>
-#include <remat/copies/residence.hpp>
-#include <remat/copies/tier_layer.hpp>
+#include <remat/copies/placement.hpp>
+#include <remat/copies/tier_scheduler.hpp>
+#include <remat/copies/time_sorter.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/range_peak.hpp>
@@ -29,7 +29,7 @@ namespace detail {
 /// device has room for them all the time.
 /// @param starts tier where each source starts; changed
 /// @param memory bytes on the device at each position if a source that starts on the host is there from its first to its last use
-inline void stay_here(const problem& p, std::span<const operation_id> order, bytes_t budget, const residence& where,
+inline void stay_here(const problem& p, std::span<const operation_id> order, bytes_t budget, const placement& where,
                       std::vector<tier_id>& starts, range_peak memory) {
   std::vector<std::size_t> first(starts.size(), order.size() + 1), end(starts.size(), order.size() + 1);  // uses, per value
   std::vector<bool> here = where.undecided;
@@ -53,13 +53,13 @@ inline void stay_here(const problem& p, std::span<const operation_id> order, byt
 
 /// The first source that may start on the device and whose copy holds up the device. Looks only at the first copies to the
 /// device, as long as they follow one another without a gap.
-inline std::optional<value_id> awaited_at_first(const problem& p, const laid_copies& laid, const residence& where,
+inline std::optional<value_id> awaited_at_first(const problem& p, const copy_schedule& laid, const placement& where,
                                                 const std::vector<tier_id>& starts) {
   double end = 0;
   for (const auto& x : laid.to_device) {
     if (x.begin > end * (1 + 1e-9)) break;
     end = x.end;
-    const auto until = [&](const laid_copies::wait& w) { return w.arrival && w.until == x.end; };
+    const auto until = [&](const copy_schedule::wait& w) { return w.arrival && w.until == x.end; };
     if (p.is_source(x.value) && where.undecided[x.value] && starts[x.value] != device_tier &&
         std::any_of(laid.waits.begin(), laid.waits.end(), until))
       return x.value;
@@ -67,27 +67,27 @@ inline std::optional<value_id> awaited_at_first(const problem& p, const laid_cop
   return std::nullopt;
 }
 
-/// `lay_copies` for a device and one more tier, the host, which stands for all others.
+/// `schedule_copies` for a device and one more tier, the host, which stands for all others.
 ///
 /// Sources that may start anywhere start on the host. If the problem is cyclic, schedules in which some of them start on the
 /// device are tried too, and the fastest schedule counts. These sources are, in this order: those whose replacement is on the
 /// device at the end; those for which the device has room all the time; and those that the device would wait for at first.
-inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
-                                              const copy_options& o) {
-  const auto layer = [&](const residence& where) { return copy_layer(p, order, budget, o, where); };
-  const auto on_host = find_residence(p, std::vector<tier_id>(p.values().size(), tier_chain(p)[1]));
+inline std::optional<copy_schedule> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
+                                                const copy_options& o) {
+  const auto layer = [&](const placement& where) { return copy_scheduler(p, order, budget, o, where); };
+  const auto on_host = find_placement(p, std::vector<tier_id>(p.values().size(), tier_chain(p)[1]));
   auto best = layer(on_host).lay();
   if (p.next().empty() || std::find(on_host.undecided.begin(), on_host.undecided.end(), true) == on_host.undecided.end())
     return best;
   auto starts = std::vector<tier_id>(p.values().size(), on_host.far), starts_of_best = starts;
   const auto lay_from = [&](const std::vector<tier_id>& from) {
-    auto other = layer(find_residence(p, from)).lay();
+    auto other = layer(find_placement(p, from)).lay();
     if (!other || (best && other->seconds >= best->seconds)) return false;
     best = std::move(other);
     starts_of_best = from;
     return true;
   };
-  if (auto probe = layer(find_residence(p, std::vector<tier_id>(starts.size(), any_tier))); probe.lay()) {
+  if (auto probe = layer(find_placement(p, std::vector<tier_id>(starts.size(), any_tier))); probe.lay()) {
     for (value_id v = 0; v < starts.size(); ++v)
       if (p.is_source(v) && probe.here(v)) starts[v] = device_tier;
     for (const auto& c : p.next())
@@ -95,7 +95,7 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
     lay_from(starts);
   }
   const auto before = starts;
-  stay_here(p, order, budget, on_host, starts, layer(find_residence(p, starts)).memory());
+  stay_here(p, order, budget, on_host, starts, layer(find_placement(p, starts)).memory());
   if (starts != before) lay_from(starts);
   while (best) {
     starts = starts_of_best;
@@ -110,25 +110,25 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
 /// The transfers of each value, in their order.
 class transfers_by_value {
  public:
-  transfers_by_value(std::vector<laid_copies::transfer> all, std::size_t values)
+  transfers_by_value(std::vector<copy_schedule::transfer> all, std::size_t values)
       : all_(std::move(all)), next_(all_.size()), first_(values) {
     for (auto i = all_.size(); i-- > 0;) next_[i] = std::exchange(first_[all_[i].value], i);
   }
   /// Takes the next transfer of `v`, and sets its times to `begin` and `end`, s.
-  laid_copies::transfer take(value_id v, double begin, double end) {
+  copy_schedule::transfer take(value_id v, double begin, double end) {
     const auto i = first_[v];
     first_[v] = next_[i];
     return {v, all_[i].next, begin, end};
   }
 
  private:
-  std::vector<laid_copies::transfer> all_;
+  std::vector<copy_schedule::transfer> all_;
   std::vector<std::size_t> next_, first_;
 };
 
 /// Sets the times, copies and waits of `laid` by `evaluate`, after `laid.schedule` was replaced.
 /// @param order the computations of `laid.schedule`
-inline void time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
+inline void time_copies(const problem& p, std::span<const operation_id> order, copy_schedule& laid) {
   const auto e = evaluate(p, laid.schedule);
   auto copy = e.copies.begin();
   transfers_by_value sent(std::move(laid.to_host), p.values().size()), brought(std::move(laid.to_device), p.values().size());
@@ -161,41 +161,42 @@ inline void time_copies(const problem& p, std::span<const operation_id> order, l
   }
 }
 
-/// Sorts the steps of `laid.schedule` by `in_time` if that is faster. Sets its times by `evaluate`.
-inline void put_in_time(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget,
+/// Sorts the steps of `laid.schedule` by `time_sorter` if that is faster. Sets its times by `evaluate`.
+inline void put_in_time(const problem& p, std::span<const operation_id> order, copy_schedule& laid, bytes_t budget,
                         const std::function<bool()>& stop) {
   auto sorted = laid;
   time_copies(p, order, laid);
-  sorted.schedule = in_time(p, laid.schedule, budget, stop).list();
+  sorted.schedule = time_sorter(p, laid.schedule, budget, stop).list();
   if (order.size() >= copy_options::polled_every && stop && stop()) return;
   time_copies(p, order, sorted);
   if (sorted.seconds < laid.seconds) laid = std::move(sorted);
 }
 
-/// `lay_copies` for a problem that is not plain. First plans the copies between the device and the next tier, which stands for
-/// all tiers beyond it. Then plans the copies between that tier and the tiers beyond it, recursively.
-inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                            const copy_options& o) {
-  const auto order = overwrite_last(p, given);
+/// `schedule_copies` for a problem that is not plain. First plans the copies between the device and the next tier, which stands
+/// for all tiers beyond it. Then plans the copies between that tier and the tiers beyond it, recursively.
+inline std::optional<copy_schedule> schedule_tiers(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                                   const copy_options& o) {
+  const auto order = readers_before_overwrites(p, given);
   if (!order) return std::nullopt;
   auto front = lay_on_host(p, *order, budget, o);
   if (!front || tier_chain(p).size() == 2) return front;
   if (order->size() >= copy_options::polled_every && o.stop && o.stop()) return std::nullopt;
   if (!std::isfinite(front->seconds)) return std::nullopt;
-  tier_layer chain(p, *order, *front);
+  tier_scheduler chain(p, *order, *front);
   const auto back =
-      lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small, .stop = o.stop});
+      schedule_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small, .stop = o.stop});
   if (!back) return std::nullopt;
   front->schedule = chain.join(back->schedule);
   put_in_time(p, *order, *front, budget, o.stop);
   return front;
 }
 
-/// `lay_copies` on demand. Tries to start sources as near to the device as possible, and as far away; the faster schedule counts.
-inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                                const copy_options& o) {
-  std::optional<laid_copies> best;
-  const auto order = overwrite_last(p, given);
+/// `schedule_copies` on demand. Tries to start sources as near to the device as possible, and as far away; the faster schedule
+/// counts.
+inline std::optional<copy_schedule> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                                  const copy_options& o) {
+  std::optional<copy_schedule> best;
+  const auto order = readers_before_overwrites(p, given);
   for (const bool near : {true, false}) {
     auto laid = order ? demand_paging(p, *order, budget, near, o.stop).lay() : std::nullopt;
     if (!laid) continue;
@@ -221,7 +222,7 @@ inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<cons
 /// - In a cyclic problem, or if the host has a budget, the host drops values that it no longer needs.
 /// - Tiers beyond the host are planned by the same rules. The host takes the place of the device, and its traffic with the device
 ///   takes the place of the computations.
-/// @param p      a problem that allows copies, or one that is not plain and not `unplannable`
+/// @param p      a problem that allows copies, or one that is not plain and not `why_unplannable`
 /// @param order  operations in the order of their execution; valid without drops
 /// @param budget bytes of the device
 /// @param o      which values are offloaded, and when to give up
@@ -230,27 +231,28 @@ inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<cons
 ///         - the sources, the targets, or one operation with its inputs and outputs exceed the budget, each together with the
 ///           held values;
 ///         - on several tiers, another tier has no room, or `order` reads a value after it was overwritten
-/// @throws bad_option if the problem allows no copies or is `unplannable`, `order` reads a value before it is made, or `o.small`
+/// @throws bad_option if the problem allows no copies or is `why_unplannable`, `order` reads a value before it is made, or
+/// `o.small`
 ///         or `o.departures` is out of range
 /// Complexity: O((uses + copies) log(order)), for each tier but the last.
 /// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for the value to evict.
 /// @code
-/// const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget);
+/// const auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), budget);
 /// if (laid) std::cout << remat::evaluate(p, laid->schedule).seconds << " s with copies alone\n";
 /// @endcode
-inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
-                                             const copy_options& o = {}) {
+inline std::optional<copy_schedule> schedule_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
+                                                    const copy_options& o = {}) {
   if (!(o.small >= 0 && o.small <= 1)) throw bad_option("copy_options.small must be in [0, 1], got " + std::to_string(o.small));
   if (!o.departures.empty() && o.departures.size() != p.values().size())
     throw bad_option("copy_options.departures must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
                      std::to_string(o.departures.size()));
   budget = usable(budget);
   if (!p.plain()) {
-    if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
-    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tiers(p, order, budget, o);
+    if (const auto why = why_unplannable(p); !why.empty()) throw bad_option("schedule_copies: " + why);
+    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::schedule_tiers(p, order, budget, o);
   }
-  if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
-  return detail::copy_layer(p, order, budget, o).lay();
+  if (!p.copies()) throw bad_option("schedule_copies: the problem allows no copies");
+  return detail::copy_scheduler(p, order, budget, o).lay();
 }
 
 }  // namespace remat::copies

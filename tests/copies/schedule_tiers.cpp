@@ -14,7 +14,7 @@
 
 #include <remat/copies/copy_search.hpp>
 #include <remat/copies/early_copies.hpp>
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/copies/virtual_problem.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
@@ -49,7 +49,7 @@ std::vector<remat::operation_id> repeated(std::mt19937_64& g, const problem& p) 
 
 }  // namespace
 
-TEST_CASE("lay_copies on two and three tiers returns valid schedules within all budgets") {
+TEST_CASE("schedule_copies on two and three tiers returns valid schedules within all budgets") {
   std::mt19937_64 g(21);
   int laid = 0, full = 0, refused = 0, drawn = 0, chained = 0, from_disk = 0;
   for (int round = 0; round < shortened(4000); ++round) {
@@ -59,7 +59,7 @@ TEST_CASE("lay_copies on two and three tiers returns valid schedules within all 
                                                               .disk = 40 * (round % 4 / 2)});
     if (p.plain()) continue;
     ++drawn;
-    if (!remat::copies::unplannable(p).empty()) {
+    if (!remat::copies::why_unplannable(p).empty()) {
       ++refused;
       continue;
     }
@@ -71,7 +71,7 @@ TEST_CASE("lay_copies on two and three tiers returns valid schedules within all 
       for (const char way : {'a', 'f', 'd'}) {
         INFO("round " << round << ", budget " << budget << ", way " << way);
         const auto found =
-            remat::copies::lay_copies(p, order, budget, {.frugal = way == 'f', .small = 0, .on_demand = way == 'd'});
+            remat::copies::schedule_copies(p, order, budget, {.frugal = way == 'f', .small = 0, .on_demand = way == 'd'});
         if (!found) {
           REQUIRE((remat::testing::limited(p) || again || budget < least + 1000));
           ++full;
@@ -107,11 +107,11 @@ class on_demand {
  public:
   explicit on_demand(const problem& p)
       : p_(p),
-        where_(remat::copies::find_residence(p, std::vector<remat::tier_id>(p.values().size(), host))),
+        where_(remat::copies::find_placement(p, std::vector<remat::tier_id>(p.values().size(), host))),
         on_(p.values().size()) {}
 
   remat::schedule plan() {
-    const auto order = *remat::copies::overwrite_last(p_, remat::needed_operations(p_));
+    const auto order = *remat::copies::readers_before_overwrites(p_, remat::needed_operations(p_));
     for (value_id v = 0; v < on_.size(); ++v)
       if (p_.is_source(v)) {
         on_[v].insert(where_.homes[v]);
@@ -125,7 +125,7 @@ class on_demand {
   }
 
  private:
-  using place = remat::copies::residence::place;
+  using place = remat::copies::placement::place;
 
   void run(const remat::operation& op, remat::operation_id o) {
     for (auto v : op.inputs) bring(v, op.on);
@@ -161,7 +161,7 @@ class on_demand {
   }
 
   const problem& p_;
-  remat::copies::residence where_;
+  remat::copies::placement where_;
   std::vector<std::set<remat::tier_id>> on_;
   std::map<std::pair<value_id, remat::tier_id>, int> reads_;
   remat::schedule s_;
@@ -169,23 +169,24 @@ class on_demand {
 
 }  // namespace
 
-TEST_CASE("lay_copies on two tiers is rarely slower than copying on demand in the same memory") {
+TEST_CASE("schedule_copies on two tiers is rarely slower than copying on demand in the same memory") {
   std::mt19937_64 g(22);
   int compared = 0, missed = 0, no_room = 0, slower = 0, faster = 0;
   for (int round = 0; round < 3000; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)), .cyclic = chance(g, 50)});
-    if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
+    if (p.plain() || !remat::copies::why_unplannable(p).empty()) continue;
     INFO("round " << round);
     const auto e = remat::evaluate(p, on_demand(p).plan());
     double seconds = std::numeric_limits<double>::infinity();
     for (const bool frugal : {false, true})
-      if (const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0}))
+      if (const auto laid =
+              remat::copies::schedule_copies(p, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0}))
         seconds = std::min(seconds, remat::evaluate(p, laid->schedule).seconds);
     const auto tight = remat::testing::with_budgets(p, {std::nullopt, e.peaks[host]});
     bool fits = false;
     for (const bool frugal : {false, true})
-      fits = fits || remat::copies::lay_copies(tight, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0});
+      fits = fits || remat::copies::schedule_copies(tight, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0});
     ++compared;
     no_room += !fits;
     missed += std::isinf(seconds);
@@ -207,8 +208,8 @@ TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep
                             : remat::testing::random_step(g, {.layers = 3, .cyclic = chance(g, 50), .disk = 40});
     if (p.plain()) continue;
     auto s = remat::testing::tiers_walk(g, p).run();
-    if (chance(g, 50) && remat::copies::unplannable(p).empty())
-      if (auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 30, {.on_demand = chance(g, 50)}))
+    if (chance(g, 50) && remat::copies::why_unplannable(p).empty())
+      if (auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), 30, {.on_demand = chance(g, 50)}))
         s = std::move(laid->schedule);
     const auto e = remat::testing::evaluated(p, s);
     if (!e) continue;
@@ -227,7 +228,7 @@ TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep
     };
     REQUIRE(steps(early) == steps(s));
     REQUIRE(remat::compute_order(early) == remat::compute_order(s));
-    const auto sorted = remat::copies::detail::in_time(q, s, e->peak).list();
+    const auto sorted = remat::copies::detail::time_sorter(q, s, e->peak).list();
     const auto timed = remat::evaluate(q, sorted);
     REQUIRE(timed.peak <= e->peak);
     REQUIRE(steps(sorted) == steps(s));
@@ -251,20 +252,20 @@ TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep
   CHECK(20 * later < sooner);
 }
 
-TEST_CASE("copy_incumbent::try_less never makes the best schedule slower, and sometimes makes it faster") {
+TEST_CASE("copy_incumbent::try_smaller_budgets never makes the best schedule slower, and sometimes makes it faster") {
   std::mt19937_64 g(24);
   int tried = 0, faster = 0;
   for (int round = 0; round < 400; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 6, 16)), .cyclic = true, .disk = 80});
-    if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
+    if (p.plain() || !remat::copies::why_unplannable(p).empty()) continue;
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 80);
     remat::copies::copy_incumbent best(p, budget);
-    best.try_less();  // without any order so far
+    best.try_smaller_budgets();  // without any order so far
     best.offer({remat::needed_operations(p)});
     if (!std::isfinite(best.seconds())) continue;
     const auto before = best.seconds();
-    best.try_less();
+    best.try_smaller_budgets();
     INFO("round " << round);
     REQUIRE(best.seconds() <= before);
     ++tried;
@@ -288,10 +289,10 @@ TEST_CASE("early_end keeps the computations in a valid order, and gives the last
   for (int round = 0; round < 400; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 2, 8)), .cyclic = round % 2 == 0});
-    if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
+    if (p.plain() || !remat::copies::why_unplannable(p).empty()) continue;
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 200);
     const auto order = remat::needed_operations(p);
-    const auto laid = remat::copies::lay_copies(p, order, budget);
+    const auto laid = remat::copies::schedule_copies(p, order, budget);
     if (!laid) continue;
     INFO("round " << round);
     const auto sooner = remat::copies::early_end(p, order, *laid);
@@ -303,7 +304,7 @@ TEST_CASE("early_end keeps the computations in a valid order, and gives the last
     auto sorted = sooner;
     std::sort(sorted.begin(), sorted.end());
     REQUIRE(sorted == order);
-    const auto again = remat::copies::lay_copies(p, sooner, budget);  // throws if an operation reads an absent value
+    const auto again = remat::copies::schedule_copies(p, sooner, budget);  // throws if an operation reads an absent value
     if (!again) continue;
     const auto e = remat::evaluate(p, again->schedule);
     REQUIRE(e.peak <= budget);
@@ -320,14 +321,14 @@ TEST_CASE("copies on demand make room quickly on tiers with many values") {
   const problem p(chain.name(), chain.values(), chain.operations(), chain.targets(), {}, {},
                   {{{"device"}, {"host", shortened(50'000)}, {"disk"}},
                    {{remat::device_tier, host, 10}, {host, remat::device_tier, 10}, {host, disk, 5}, {disk, host, 5}}});
-  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), shortened(100'000), {.on_demand = true});
+  const auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), shortened(100'000), {.on_demand = true});
   REQUIRE(laid);
   const auto e = remat::evaluate(p, laid->schedule);
   CHECK(e.peaks[remat::device_tier] == shortened(100'000));
   CHECK(e.peaks[host] == shortened(50'000));
 }
 
-TEST_CASE("on several tiers, lay_copies and its improvements give up a long order when told to stop") {
+TEST_CASE("on several tiers, schedule_copies and its improvements give up a long order when told to stop") {
   const auto chain = remat::testing::training_chain(std::vector<remat::testing::layer>(10'000));
   const auto all = remat::measure_store_all(chain).peak;
   remat::memory_system system{{{"device", std::nullopt}, {"host", all / 4}, {"disk", std::nullopt}},
@@ -336,12 +337,12 @@ TEST_CASE("on several tiers, lay_copies and its improvements give up a long orde
   const auto order = remat::needed_operations(p);
   const auto always = [] { return true; };
   for (const bool on_demand : {false, true})
-    CHECK_FALSE(remat::copies::lay_copies(p, order, all / 2, {.on_demand = on_demand, .stop = always}));
-  const auto laid = remat::copies::lay_copies(p, order, all / 2);
+    CHECK_FALSE(remat::copies::schedule_copies(p, order, all / 2, {.on_demand = on_demand, .stop = always}));
+  const auto laid = remat::copies::schedule_copies(p, order, all / 2);
   REQUIRE(laid);
   const auto e = remat::evaluate(p, laid->schedule);
   CHECK(remat::copies::detail::with_early_copies(p, laid->schedule, e, all / 2, always) == laid->schedule);
-  CHECK(remat::copies::detail::in_time(p, laid->schedule, all / 2, always).list() == laid->schedule);
+  CHECK(remat::copies::detail::time_sorter(p, laid->schedule, all / 2, always).list() == laid->schedule);
   auto same = laid->schedule;
   CHECK(remat::copies::tighten(p, same, e, all / 2, always) == e.seconds);
   CHECK(same == laid->schedule);

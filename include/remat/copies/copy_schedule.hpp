@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Schedules with copies, and the options for making them: input and output of `lay_copies`.
+/// Schedules with copies, and the options for making them: input and output of `schedule_copies`.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ inline std::vector<departure> departures_of(const std::vector<bool>& moved) {
   return values;
 }
 
-/// Which values `lay_copies` offloads, and when it gives up.
+/// Which values `schedule_copies` offloads, and when it gives up.
 struct copy_options {
   bool frugal = false;  ///< true: offload only as much as the budget requires; false: as much as the link has time for
   double small = 2e-5;  ///< in [0, 1]: values below this share of the budget are offloaded only if nothing else makes room
@@ -43,7 +43,7 @@ struct copy_options {
 };
 
 /// A schedule with copies, its waits, and the times of its copies.
-struct laid_copies {
+struct copy_schedule {
   /// The device waits until a copy has ended.
   struct wait {
     std::size_t position;  ///< of the computation that waits, in the order; the length of the order: a wait at the end

@@ -16,7 +16,7 @@ namespace remat {
 /// @return the future result or exception of `work`; not `valid()` if the system has no thread left, and `work` is not called
 /// Complexity: that of starting a thread.
 template <class F>
-std::future<std::invoke_result_t<F>> beside(F&& work) {
+std::future<std::invoke_result_t<F>> try_async(F&& work) {
   try {
     return std::async(std::launch::async, std::forward<F>(work));
   } catch (const std::system_error&) {

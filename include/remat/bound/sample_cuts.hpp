@@ -26,9 +26,9 @@ namespace remat::bound {
 /// @param stop   polled between the operations, where true ends the list, and by each `retention_cut`
 /// @return at most `parts` + 1 cuts, the greatest demand first
 /// Complexity: O(operations + parts * edges).
-inline std::vector<std::unique_ptr<retention_cut>> cuts_throughout(const problem& p, bytes_t budget, std::size_t parts,
-                                                                   const step_span* within = nullptr,
-                                                                   const std::function<bool()>& stop = {}) {
+inline std::vector<std::unique_ptr<retention_cut>> sample_cuts(const problem& p, bytes_t budget, std::size_t parts,
+                                                               const time_span* within = nullptr,
+                                                               const std::function<bool()>& stop = {}) {
   const auto needed = needed_operations(p);
   const auto memory = measure_order(p, needed).memory;
   std::vector<std::size_t> all, over;  // positions in `needed`: in the span, over the budget
@@ -52,11 +52,11 @@ inline std::vector<std::unique_ptr<retention_cut>> cuts_throughout(const problem
   return cuts;
 }
 
-/// Makes the cuts of `cuts_throughout` with 3 `count` parts, and returns the `count` cuts of greatest demand.
-/// Complexity: that of `cuts_throughout`.
-inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count,
-                                                                  const std::function<bool()>& stop = {}) {
-  auto cuts = cuts_throughout(p, budget, 3 * count, nullptr, stop);
+/// Makes the cuts of `sample_cuts` with 3 `count` parts, and returns the `count` cuts of greatest demand.
+/// Complexity: that of `sample_cuts`.
+inline std::vector<std::unique_ptr<retention_cut>> most_demanding_cuts(const problem& p, bytes_t budget, std::size_t count,
+                                                                       const std::function<bool()>& stop = {}) {
+  auto cuts = sample_cuts(p, budget, 3 * count, nullptr, stop);
   while (cuts.size() > count) cuts.pop_back();
   return cuts;
 }

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/laid_copies.hpp>
-#include <remat/copies/residence.hpp>
+#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/placement.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -24,12 +24,12 @@ namespace remat::copies::detail {
 /// In `beyond()`, an operation makes each value that comes to the host, and an operation reads each value that leaves for the
 /// device. Operations without inputs and outputs pass the time of the computations on the device.
 /// Complexity: O(steps + values + edges of the operations on other tiers).
-class tier_layer {
+class tier_scheduler {
  public:
   /// @param p     must outlive this
   /// @param order the computations of `front`
   /// @param front a schedule for the device and the host; must outlive this
-  tier_layer(const problem& p, std::span<const operation_id> order, const laid_copies& front)
+  tier_scheduler(const problem& p, std::span<const operation_id> order, const copy_schedule& front)
       : p_(p),
         chain_(tier_chain(p)),
         front_(front),
@@ -253,7 +253,7 @@ class tier_layer {
 
   const problem& p_;
   const std::vector<tier_id> chain_;
-  const laid_copies& front_;
+  const copy_schedule& front_;
   std::vector<tier_id> place_;   // of each tier, in `beyond()`
   std::vector<value_id> value_;  // of each value, in `beyond()`
   std::vector<operation_id> arrival_, departure_;

@@ -32,12 +32,12 @@ namespace remat::order {
 /// on Systems Science and Cybernetics 4, 1968; Pohl, "Heuristic search viewed as path finding in a graph", Artificial
 /// Intelligence 1, 1970 (the weight).
 /// @code
-/// if (remat::order::small_search::takes(p)) {
-///   const auto known = remat::order::small_search(p, budget).fastest();
+/// if (remat::order::exact_order_search::takes(p)) {
+///   const auto known = remat::order::exact_order_search(p, budget).fastest();
 ///   if (known.order) std::cout << "optimal: " << known.bound << " s\n";
 /// }
 /// @endcode
-class small_search {
+class exact_order_search {
  public:
   static constexpr std::size_t most = 64;  ///< limit on needed operations, and on values that are used and not held
 
@@ -57,7 +57,8 @@ class small_search {
   /// @param p      a problem that `takes` accepts
   /// @param budget bytes
   /// Complexity: O(values + edges), and some thousands of table entries.
-  small_search(const problem& p, bytes_t budget) : room_(budget - p.held_bytes()), begin_(p.source_bytes() - p.held_bytes()) {
+  exact_order_search(const problem& p, bytes_t budget)
+      : room_(budget - p.held_bytes()), begin_(p.source_bytes() - p.held_bytes()) {
     const index at(p);
     std::vector<set> needs(p.values().size(), 0);  // per value: operations that it depends on
     std::array<bytes_t, most> bytes{};

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/copy_schedule.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -66,12 +66,12 @@ class tier_profile {
 ///
 /// In the sorted list, a tier never holds more than during the execution. A copy that is issued early and begins late takes no
 /// room before its begin. No copy waits for a drop that need not come before it.
-class in_time {
+class time_sorter {
  public:
   /// @param s      a valid schedule of a problem that is not plain; must outlive this
   /// @param budget bytes of the device; `s` fits it
   /// @param stop   polled now and then; true gives up
-  in_time(const problem& p, const schedule& s, bytes_t budget, std::function<bool()> stop = {})
+  time_sorter(const problem& p, const schedule& s, bytes_t budget, std::function<bool()> stop = {})
       : p_(p),
         s_(s),
         budget_(budget),

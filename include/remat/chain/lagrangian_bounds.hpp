@@ -89,12 +89,12 @@ class overheads : public recurrence {
 /// the overhead of links i to j with m bytes. Recomputed parts enter with `split::missing`. The bounds hold for any prices.
 /// Complexity: O(L (L + options)) for each last link j that is asked for, L = j + 1; bounds are cached. `choose` takes three
 /// times as long as the last link of the chain.
-class price_bounds {
+class lagrangian_bounds {
  public:
   static constexpr std::size_t prices = 32;
   using priced = std::array<double, prices>;
 
-  price_bounds(const overheads& c, bytes_t most) : chain_(c), most_(most), bounds_(c.size()) {}
+  lagrangian_bounds(const overheads& c, bytes_t most) : chain_(c), most_(most), bounds_(c.size()) {}
 
   double price(std::size_t k) const { return price_[k]; }
   /// D(i, j) for all prices, s.

@@ -14,7 +14,7 @@
 
 #include <remat/copies/copy_search.hpp>
 #include <remat/copies/early_copies.hpp>
-#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/schedule_copies.hpp>
 #include <remat/copies/virtual_problem.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
@@ -30,7 +30,7 @@ using remat::testing::disk;
 using remat::testing::host;
 using remat::testing::uniform;
 
-TEST_CASE("lay_copies plans alike for links in full and for rates in the short form") {
+TEST_CASE("schedule_copies plans alike for links in full and for rates in the short form") {
   std::mt19937_64 g(23);
   int copied = 0;
   for (int round = 0; round < 1000; ++round) {
@@ -44,8 +44,8 @@ TEST_CASE("lay_copies plans alike for links in full and for rates in the short f
     const auto least = remat::bounds_without_search(made).budget;
     const auto budget = uniform(g, least, std::max(least, remat::measure_order(made, order).peak));
     for (const bool frugal : {false, true}) {
-      const auto a = remat::copies::lay_copies(shortly, order, budget, {.frugal = frugal, .small = 0}),
-                 b = remat::copies::lay_copies(fully, order, budget, {.frugal = frugal, .small = 0});
+      const auto a = remat::copies::schedule_copies(shortly, order, budget, {.frugal = frugal, .small = 0}),
+                 b = remat::copies::schedule_copies(fully, order, budget, {.frugal = frugal, .small = 0});
       INFO("round " << round);
       REQUIRE((a && b));
       REQUIRE(a->schedule == b->schedule);
@@ -56,10 +56,10 @@ TEST_CASE("lay_copies plans alike for links in full and for rates in the short f
   CHECK(copied > 500);
 }
 
-TEST_CASE("lay_copies on two tiers gives the plan of a step worked out by hand") {
+TEST_CASE("schedule_copies on two tiers gives the plan of a step worked out by hand") {
   remat::testing::step_parts x;
   const auto order = std::vector<remat::operation_id>{0, 1};
-  const auto once = remat::copies::lay_copies(x.build(), order, 20);
+  const auto once = remat::copies::schedule_copies(x.build(), order, 20);
   REQUIRE(once);
   CHECK(once->schedule == remat::schedule{{{remat::action::prefetch, 0},
                                            {remat::action::compute, 0},
@@ -70,17 +70,17 @@ TEST_CASE("lay_copies on two tiers gives the plan of a step worked out by hand")
                                            {remat::action::drop, 1, host}},
                                           {}});
   CHECK(remat::evaluate(x.build(), once->schedule).seconds == 9);
-  CHECK_FALSE(remat::copies::lay_copies(x.build(), order, 19));
+  CHECK_FALSE(remat::copies::schedule_copies(x.build(), order, 19));
   x.system.tiers = {{"device"}, {"host", 19}};
-  CHECK_FALSE(remat::copies::lay_copies(x.build(), order, 20));  // w and g
+  CHECK_FALSE(remat::copies::schedule_copies(x.build(), order, 20));  // w and g
 }
 
-TEST_CASE("lay_copies on two tiers orders copies and in-place updates") {
+TEST_CASE("schedule_copies on two tiers orders copies and in-place updates") {
   // A weight of the device that the host updates in place: the weight goes to the host, and its successor comes back.
   const problem there("updated there", {{"w", 10}, {"w'", 10}},
                       {{.name = "update", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host, .overwrites = {{1, 0}}}}, {1},
                       remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{1, 0}});
-  const auto laid = remat::copies::lay_copies(there, std::vector<remat::operation_id>{0}, 10);
+  const auto laid = remat::copies::schedule_copies(there, std::vector<remat::operation_id>{0}, 10);
   REQUIRE(laid);
   CHECK(remat::evaluate(there, laid->schedule).peaks == std::vector<bytes_t>{10, 10});
   // A weight that the host reads before the device updates it: the update waits for the copy.
@@ -88,7 +88,7 @@ TEST_CASE("lay_copies on two tiers orders copies and in-place updates") {
                      {{.name = "norm", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host},
                       {.name = "update", .inputs = {0}, .outputs = {2}, .seconds = 4, .overwrites = {{2, 0}}}},
                      {1, 2}, remat::copy_rates{10, 10, 0});
-  const auto waits = remat::copies::lay_copies(here, std::vector<remat::operation_id>{0, 1}, 20);
+  const auto waits = remat::copies::schedule_copies(here, std::vector<remat::operation_id>{0, 1}, 20);
   REQUIRE(waits);
   CHECK(waits->seconds == 5);
   CHECK(remat::evaluate(here, waits->schedule).seconds == 5);
@@ -97,10 +97,11 @@ TEST_CASE("lay_copies on two tiers orders copies and in-place updates") {
                      {{.name = "update", .inputs = {0}, .outputs = {1}, .overwrites = {{1, 0}}},
                       {.name = "reader", .inputs = {0}, .outputs = {2}}},
                      {1, 2}, remat::copy_rates{10, 10, 0});
-  CHECK(remat::copies::overwrite_last(late, std::vector<remat::operation_id>{0, 1, 0}) == std::vector<remat::operation_id>{1, 0});
+  CHECK(remat::copies::readers_before_overwrites(late, std::vector<remat::operation_id>{0, 1, 0}) ==
+        std::vector<remat::operation_id>{1, 0});
 }
 
-TEST_CASE("lay_copies on two tiers keeps weights that may start anywhere on the device while there is room") {
+TEST_CASE("schedule_copies on two tiers keeps weights that may start anywhere on the device while there is room") {
   // Four weights of 10 bytes whose updates run on the device in place: nothing has to move if all four fit.
   std::vector<remat::value> values;
   std::vector<remat::operation> operations;
@@ -113,7 +114,7 @@ TEST_CASE("lay_copies on two tiers keeps weights that may start anywhere on the 
   }
   const problem p("anywhere", values, operations, {4, 5, 6, 7}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, next);
   const auto copies = [&](bytes_t budget) {
-    const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget, {.small = 0});
+    const auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), budget, {.small = 0});
     REQUIRE(laid);
     const auto e = remat::evaluate(p, laid->schedule);
     REQUIRE(e.peak <= budget);
@@ -124,14 +125,14 @@ TEST_CASE("lay_copies on two tiers keeps weights that may start anywhere on the 
   CHECK(copies(30) < copies(20));
 }
 
-TEST_CASE("lay_copies in repeated steps keeps a source that only the device reads on the device if it fits") {
+TEST_CASE("schedule_copies in repeated steps keeps a source that only the device reads on the device if it fits") {
   const std::vector<remat::value> values = {
       {.name = "frozen", .bytes = 4, .starts = remat::any_tier}, {"x", 1}, {"x'", 1}, {.name = "next", .bytes = 1}};
   const std::vector<remat::operation> operations = {{.name = "", .inputs = {0, 1}, .outputs = {2}, .seconds = 1},
                                                     {.name = "", .inputs = {2}, .outputs = {3}, .seconds = 1, .workspace = 2}};
   const problem p("frozen", values, operations, {3}, remat::copy_rates{1, 1, 0}, std::nullopt, {}, {{3, 1}});
   for (const bytes_t budget : {8, 6}) {  // the second operation needs 4 more bytes
-    const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget);
+    const auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), budget);
     REQUIRE(laid);
     const auto e = remat::evaluate(p, laid->schedule);
     CHECK(e.peak <= budget);
@@ -140,7 +141,7 @@ TEST_CASE("lay_copies in repeated steps keeps a source that only the device read
   }
 }
 
-TEST_CASE("lay_copies in repeated steps starts the first weights on the device") {
+TEST_CASE("schedule_copies in repeated steps starts the first weights on the device") {
   const remat::index_t layers = 4;
   std::vector<remat::value> values;
   for (remat::index_t l = 0; l < layers; ++l)
@@ -153,20 +154,20 @@ TEST_CASE("lay_copies in repeated steps starts the first weights on the device")
   }
   const value_id first(layers), last(3 * layers);
   const problem p("step", values, operations, {last}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{last, first}});
-  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 34);  // three weights
+  const auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), 34);  // three weights
   REQUIRE(laid);
   CHECK(remat::evaluate(p, laid->schedule).seconds == Approx(16));  // one second more if the first weight had to arrive
   for (const auto& [v, tier] : laid->schedule.starts) CHECK(tier == (v == 0 ? remat::device_tier : host));
 }
 
-TEST_CASE("unplannable names what cannot be planned") {
-  using remat::copies::unplannable;
+TEST_CASE("why_unplannable names what cannot be planned") {
+  using remat::copies::why_unplannable;
   remat::testing::step_parts x;
-  CHECK(unplannable(x.build()).empty());
+  CHECK(why_unplannable(x.build()).empty());
   const auto refusal = [&](const auto& change) {
     auto y = x;
     change(y);
-    return unplannable(y.build());
+    return why_unplannable(y.build());
   };
   CHECK(refusal([](auto& y) { y.system.tiers = {{"device"}, {"host"}, {"disk"}}; }).empty());
   CHECK(refusal([](auto& y) {
@@ -191,6 +192,6 @@ TEST_CASE("unplannable names what cannot be planned") {
         }) == "operations: one reads what another overwrites, and comes after it");
   x.system = {{{"device"}, {"host"}}, {{host, remat::device_tier, 1}}};
   x.copies.reset();
-  CHECK_THROWS_WITH(remat::copies::lay_copies(x.build(), std::vector<remat::operation_id>{0, 1}, 20),
-                    "lay_copies: links: none from the device to the host");
+  CHECK_THROWS_WITH(remat::copies::schedule_copies(x.build(), std::vector<remat::operation_id>{0, 1}, 20),
+                    "schedule_copies: links: none from the device to the host");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// How `lay_copies` sees a problem on several tiers: as a device and a host that stands for all other tiers. Finds where values
-/// start and end, and orders in which operations overwrite a value only after all its readers.
+/// How `schedule_copies` sees a problem on several tiers: as a device and a host that stands for all other tiers. Finds where
+/// values start and end, and orders in which operations overwrite a value only after all its readers.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ inline std::vector<tier_id> tier_chain(const problem& p) {
 }
 
 /// Where values are at the start and at the end. The host stands for all tiers but the device.
-struct residence {
+struct placement {
   /// Where a value must be at the end.
   enum class place : unsigned char { nowhere, device, host, anywhere };
   tier_id far;                  ///< the tier after the device in the chain; all copies to and from the device use it
@@ -53,18 +53,18 @@ struct residence {
 };
 
 /// Finds where values start and end.
-/// @param p     a problem for which `unplannable` is empty
+/// @param p     a problem for which `why_unplannable` is empty
 /// @param other per value: where a source starts that may start anywhere. `any_tier`: the source starts on the host, and its
 ///              replacement ends anywhere. That gives no cyclic schedule yet, but shows which values would stay on the device
 /// Complexity: O(values).
-inline residence find_residence(const problem& p, std::span<const tier_id> other) {
-  using place = residence::place;
+inline placement find_placement(const problem& p, std::span<const tier_id> other) {
+  using place = placement::place;
   const auto as_place = [](tier_id t) {
     return t == device_tier ? place::device : t == any_tier ? place::anywhere : place::host;
   };
   const auto& values = p.values();
   const auto far = tier_chain(p).at(1);
-  residence r{far, std::vector<tier_id>(values.size(), any_tier), std::vector<place>(values.size(), place::nowhere),
+  placement r{far, std::vector<tier_id>(values.size(), any_tier), std::vector<place>(values.size(), place::nowhere),
               std::vector<bool>(values.size(), false)};
   for (auto v : p.targets()) r.ends[v] = as_place(values[v].ends);
   std::vector<bool> replaced(values.size(), false);
@@ -97,7 +97,7 @@ inline residence find_residence(const problem& p, std::span<const tier_id> other
 /// overwrite, run only the first time.
 /// @return the order; nothing if the moves make it invalid, or if it reads a value that has not been made
 /// Complexity: O(values + edges executed).
-inline std::optional<std::vector<operation_id>> overwrite_last(const problem& p, std::span<const operation_id> order) {
+inline std::optional<std::vector<operation_id>> readers_before_overwrites(const problem& p, std::span<const operation_id> order) {
   const auto& ops = p.operations();
   const auto runs_once = [&](operation_id o) { return ops[o].on != device_tier || !ops[o].overwrites.empty(); };
   struct place {
@@ -137,9 +137,9 @@ inline std::optional<std::vector<operation_id>> overwrite_last(const problem& p,
   return list;
 }
 
-/// Why `lay_copies` cannot plan a problem that is not plain, such as "links: none from the device to the host"; empty if it can.
-/// Complexity: O(values + edges).
-inline std::string unplannable(const problem& p) {
+/// Why `schedule_copies` cannot plan a problem that is not plain, such as "links: none from the device to the host"; empty if it
+/// can. Complexity: O(values + edges).
+inline std::string why_unplannable(const problem& p) {
   const auto& values = p.values();
   const auto& ops = p.operations();
   const auto value = [](value_id v, const std::string& why) { return "values[" + std::to_string(v) + "]" + why; };
@@ -174,8 +174,8 @@ inline std::string unplannable(const problem& p) {
       overwritten[x.input] = true;
       if (p.is_target(x.input) || stays) return value(x.input, ": an operation overwrites it, and it must be there at the end");
     }
-  if (!overwrite_last(p, needed)) return "operations: one reads what another overwrites, and comes after it";
-  const auto r = find_residence(p, std::vector<tier_id>(values.size(), chain[1]));
+  if (!readers_before_overwrites(p, needed)) return "operations: one reads what another overwrites, and comes after it";
+  const auto r = find_placement(p, std::vector<tier_id>(values.size(), chain[1]));
   const auto kept = [&](value_id v, tier_id t) {
     return values[v].movable || r.undecided[v] || (p.is_source(v) ? r.homes[v] : ops[p.producer(v)].on) == t;
   };
@@ -197,16 +197,16 @@ inline std::string unplannable(const problem& p) {
 
 /// A plain problem without copies: the recomputation alone of a problem on several tiers. Operations on other tiers take no time
 /// and run once. Values that start, are made, are read or end on other tiers take no room, because they come and go. Each order
-/// of one problem is an order of the other, after `overwrite_last`.
+/// of one problem is an order of the other, after `readers_before_overwrites`.
 /// Complexity: O(values + edges).
-inline problem without_host(const problem& p) {
-  const auto r = find_residence(p, std::vector<tier_id>(p.values().size(), any_tier));
+inline problem recomputation_only(const problem& p) {
+  const auto r = find_placement(p, std::vector<tier_id>(p.values().size(), any_tier));
   auto values = p.values();
   auto operations = p.operations();
   for (value_id v = 0; v < values.size(); ++v) {
     const auto readers = p.consumers(v);
-    const bool goes = !r.starts_on_device(p, v) || r.ends[v] == residence::place::host ||
-                      r.ends[v] == residence::place::anywhere ||
+    const bool goes = !r.starts_on_device(p, v) || r.ends[v] == placement::place::host ||
+                      r.ends[v] == placement::place::anywhere ||
                       std::any_of(readers.begin(), readers.end(), [&](auto o) { return operations[o].on != device_tier; });
     if (goes) values[v].bytes = 0, values[v].held = false;
     values[v].starts = values[v].ends = device_tier;

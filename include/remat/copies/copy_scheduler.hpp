@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The algorithm of `lay_copies`: a walk along an order of computations that decides which values are offloaded, evicted and
+/// The algorithm of `schedule_copies`: a walk along an order of computations that decides which values are offloaded, evicted and
 /// prefetched, and when. One walk with one state: longer than 400 lines.
 #pragma once
 
@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/host_side.hpp>
-#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/host_state.hpp>
 #include <remat/copies/look_ahead.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/range_peak.hpp>
@@ -27,15 +27,15 @@ namespace remat::copies {
 
 namespace detail {
 
-/// Lays copies over an order of computations, one position after the other. See `lay_copies`.
+/// Lays copies over an order of computations, one position after the other. See `schedule_copies`.
 /// Complexity: O((computations + uses of values + copies) log values), and O(values) for each copy that has to make room on the
 /// host.
-class copy_layer {
+class copy_scheduler {
  public:
   /// @param budget bytes of the device
   /// @param where  where values start and end, for a problem that is not plain
-  copy_layer(const problem& p, std::span<const operation_id> order, bytes_t budget, const copy_options& o,
-             std::optional<residence> where = std::nullopt)
+  copy_scheduler(const problem& p, std::span<const operation_id> order, bytes_t budget, const copy_options& o,
+                 std::optional<placement> where = std::nullopt)
       : p_(p),
         order_(order),
         budget_(budget),
@@ -54,10 +54,10 @@ class copy_layer {
     if (o.frugal) unsent_memory_.emplace(memory_);
   }
 
-  copy_layer(const copy_layer&) = delete;  // members refer to each other
+  copy_scheduler(const copy_scheduler&) = delete;  // members refer to each other
 
   /// To be called once. @return nothing if no schedule was found, or if `stop` or `most` ended the walk
-  std::optional<laid_copies> lay() {
+  std::optional<copy_schedule> lay() {
     if (at_start_ > budget_ || ahead_.at_end > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
     for (value_id v = 0; v < values_.size(); ++v)
       if (p_.is_source(v)) begin_with(v);
@@ -380,7 +380,7 @@ class copy_layer {
       auto& x = values_[v];
       const auto readers = p_.consumers(v);
       const auto on_host = [&](operation_id o) { return p_.operations()[o].on != device_tier; };
-      if (x.in != state::absent || p_.values()[v].held || host_->where.ends[v] != residence::place::nowhere) continue;
+      if (x.in != state::absent || p_.values()[v].held || host_->where.ends[v] != placement::place::nowhere) continue;
       if (std::any_of(readers.begin(), readers.end(), on_host) || at_start_ + bytes(v) > budget_) continue;
       if (memory_.most(0, x.next) + bytes(v) > budget_) continue;
       tier = device_tier;
@@ -431,7 +431,7 @@ class copy_layer {
   }
   bool ends_on_host(value_id v) const {
     const auto end = host_->where.ends[v];
-    return end == residence::place::host || (end == residence::place::anywhere && !values_[v].here);
+    return end == placement::place::host || (end == placement::place::anywhere && !values_[v].here);
   }
   const problem& p_;
   std::span<const operation_id> order_;
@@ -447,8 +447,8 @@ class copy_layer {
   look_ahead ahead_;
   range_peak memory_;  // bytes at each position if no value leaves from now on, and absent values come back at their next use
   bytes_t at_start_ = ahead_.at_start;
-  laid_copies laid_;
-  std::optional<host_side> host_;            // only for problems that are not plain
+  copy_schedule laid_;
+  std::optional<host_state> host_;           // only for problems that are not plain
   std::optional<range_peak> unsent_memory_;  // only if frugal: the part of `memory_` that has no copy on the host
   std::array<by_use, state::none> lists_;
   std::deque<copy> leaving_, arriving_;  // in flight, first end first
