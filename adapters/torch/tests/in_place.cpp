@@ -170,7 +170,7 @@ TEST_CASE("products of half precision with a number are not computed in place, w
   CHECK(scaled(at::kBFloat16) == "aten::mm ");
 }
 
-TEST_CASE("verify refuses a call that reads a value that its node overwrites", "[device]") {
+TEST_CASE("in_place does not join a call to a node that overwrites a value that the call reads", "[device]") {
   const on_test_device there;
   auto step = step_of([](auto x, auto w) {
     auto y = x.mm(w);

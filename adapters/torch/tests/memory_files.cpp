@@ -129,7 +129,7 @@ TEST_CASE("errors of files give the reason") {
   CHECK_THROWS_WITH(file_memory(folder), "no file can be made in " + folder + ": Permission denied");
 }
 
-TEST_CASE("measure_rates measures both directions at once") {
+TEST_CASE("measure_rates gives positive rates, and refuses bad arguments") {
   const auto rates = measure_rates(host_device(), {host_memory("far"), host_link(), host_link(), {}}, 1 << 20);
   CHECK(rates.to_host > 0);
   CHECK(rates.to_device > 0);

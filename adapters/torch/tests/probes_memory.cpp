@@ -190,7 +190,7 @@ TEST_CASE("modules that set and read the generator in any way", "[device]") {
     });
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
   }
-  SECTION("an exception in a recomputed draw") {
+  SECTION("a dropout") {
     pair_of_modules m([] {
       return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         return {::torch::dropout(x[0].matmul(self.w()), 0.5, true)};

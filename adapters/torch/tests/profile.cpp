@@ -158,7 +158,7 @@ TEST_CASE("other processes use the cache file, and replace a damaged file by new
   const auto known = profile(next, {.cache = t.file, .seconds = 0});
   CHECK(known.measured > 0);
 
-  SECTION("with a file that cannot be written, profiles are measured each time") {
+  SECTION("with a file that cannot be written, the profile is measured") {
     const auto p = profile(step_of(models::mlp(6, 24, 3)), {.cache = "/dev/null/profile.json", .seconds = 0});
     CHECK(p.measured > 0);
   }
