@@ -130,7 +130,7 @@ TEST_CASE("min_cut_bound names options that are out of range") {
   CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.refined = 0}), Catch::Contains("refined"));
 }
 
-TEST_CASE("capacities of two hundred large once-only values do not overflow, and the bound stays below all schedules") {
+TEST_CASE("minimum cuts through two hundred large once-only values neither overflow nor lose small costs") {
   constexpr index_t n = 200;
   std::vector<value> values = {{"s", 8}};
   std::vector<operation> ops = {{"s", {}, {0}, 3}};

@@ -188,7 +188,7 @@ def alike(a, b, scale):
 
 
 def period(tiers):
-    """The time of the first turn that ends in the state in which it began; the mean of the last turns if there is no such turn."""
+    """The time of the first turn that ends in the state in which it began; without such a turn, the mean of the last turns."""
     done, before = [], {}
     for _ in range(TURNS):
         began = tiers.clock

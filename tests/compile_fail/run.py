@@ -18,7 +18,7 @@ compilers, flags = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--
 
 
 def lines_of_errors(case, diagnostic):
-    """For each error, its line in the case, or the line that instantiates the template with the error; None for any other error."""
+    """For each error, its line in the case, or the line that instantiates the template with the error; else None."""
     needed_by = None
     for line in diagnostic.splitlines():
         at = re.match(re.escape(str(case)) + r":(\d+):", line)

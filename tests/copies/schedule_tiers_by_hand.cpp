@@ -141,7 +141,7 @@ TEST_CASE("schedule_copies in repeated steps keeps a source that only the device
   }
 }
 
-TEST_CASE("schedule_copies in repeated steps starts the first weights on the device") {
+TEST_CASE("schedule_copies in repeated steps starts only the first weight on the device") {
   const remat::index_t layers = 4;
   std::vector<remat::value> values;
   for (remat::index_t l = 0; l < layers; ++l)

@@ -44,7 +44,7 @@ TEST_CASE("automatic reports improvements, and stops when asked to") {
     }
 }
 
-TEST_CASE("automatic is no worse than the solvers it runs") {
+TEST_CASE("automatic is no worse than min_cut") {
   std::mt19937_64 g(11);
   for (int round = 0; round < 40; ++round) {
     const auto p = testing::random_training_chain(g, 8);

@@ -44,7 +44,7 @@ void check_blocks(const problem& p, const structure::partition& blocks) {
 
 }  // namespace
 
-TEST_CASE("find_partition cuts networks into parts where few bytes cross") {
+TEST_CASE("find_partition cuts networks into several parts, and names bad options") {
   const auto chain = structure::find_partition(unit_training_chain(60), {.size = 10});
   CHECK(chain.size() >= 7);
   const auto u = u_net(4, 6);

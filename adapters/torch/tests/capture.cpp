@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a capture writes down.
+// Captured programs against eager mode.
 
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/io.hpp>
@@ -12,7 +12,7 @@
 
 using namespace capture_tests;
 
-TEST_CASE("every node of a captured program can be trusted alone", "[device]") {
+TEST_CASE("recomputing any node of a captured program changes no bit of the step", "[device]") {
   const on_test_device there;
   at::set_num_threads(1);
   torch::manual_seed(1);
@@ -20,7 +20,7 @@ TEST_CASE("every node of a captured program can be trusted alone", "[device]") {
     DYNAMIC_SECTION(s.name) {
       const world before(*s.module);
       const auto p = check_against_eager(s);
-      // Negative control: the batch and the draws matter.
+      // Negative control: another seed changes the gradients of a random program.
       const auto one = interpreted(p, s, s.inputs, 7, interpreter::recompute::nothing);
       restore_buffers(*s.module, before.buffers);
       const auto other = interpreted(p, s, s.inputs, 8, interpreter::recompute::nothing);
@@ -31,7 +31,7 @@ TEST_CASE("every node of a captured program can be trusted alone", "[device]") {
   }
 }
 
-TEST_CASE("what modules do besides calling layers") {
+TEST_CASE("capture: draws, constants, lists, writes in place, outputs and layouts of modules") {
   torch::manual_seed(2);
   auto generator = at::detail::getDefaultCPUGenerator();
   auto bn = std::make_shared<torch::nn::BatchNorm1dImpl>(6);
@@ -141,7 +141,7 @@ TEST_CASE("what modules do besides calling layers") {
     }
 }
 
-TEST_CASE("what is made of constants alone on another device is a constant") {
+TEST_CASE("folded turns values made on another device from constants alone into constants") {
   torch::manual_seed(21);
   const auto s = small("positions", [](auto& m, auto& x) -> tensors {
     const auto places = torch::arange(6).mul(2);
@@ -163,14 +163,14 @@ TEST_CASE("what is made of constants alone on another device is a constant") {
     CHECK(of(*p.step, name) == 1);
     CHECK(of(*step, name) == 0);
   }
-  CHECK(of(*step, "aten::clone") == 1);  // the caller gets it
+  CHECK(of(*step, "aten::clone") == 1);  // the caller gets this value
   CHECK(of(*step, "aten::mm") == of(*p.step, "aten::mm"));
   for (auto mode : {interpreter::recompute::nothing, interpreter::recompute::each_node_twice})
     check_equal(interpreted(other, s, s.inputs, 3, mode), eager(s, s.inputs, 3));
   CHECK(remat::pytorch::folded(*p.step, c10::kCPU).nodes.size() == p.step->nodes.size());
 }
 
-TEST_CASE("operators whose results are known, under other settings") {
+TEST_CASE("a known result of an operator is not used under other global settings") {
   const auto s = small("put", [](auto& m, auto& x) -> tensors {
     return {x[0].matmul(weight(m)).put(torch::tensor({3, 1}), torch::tensor({1.0F, 2.0F}))};
   });
@@ -181,7 +181,7 @@ TEST_CASE("operators whose results are known, under other settings") {
   CHECK_NOTHROW(capture_sample(s));
 }
 
-TEST_CASE("operators whose results are known", "[device]") {
+TEST_CASE("known results of operators", "[device]") {
   const on_test_device there;
   torch::manual_seed(4);
   SECTION("equal calls on other operands, in place and with draws") {
@@ -194,14 +194,14 @@ TEST_CASE("operators whose results are known", "[device]") {
       return {y, y.to(torch::kDouble).select(1, 2), std::get<0>(torch::native_dropout(y, 0.5, true))};
     }));
   }
-  SECTION("one operand twice is not two operands") {
+  SECTION("an operand that is used twice differs from two operands") {
     check_against_eager(small("twice", [](auto& m, auto& x) -> tensors {
       const auto y = x[0].matmul(weight(m)), z = y.sin();
       auto a = y * 2, b = y * 3;
       return {a.add_(z), b.add_(b)};
     }));
   }
-  SECTION("what a kernel refuses stays refused, what would be a number stays unknown") {
+  SECTION("a refused call stays refused, and a value asked for by item() stays unknown") {
     const auto s = small("after known calls", [](auto& m, auto& x) -> tensors {
       auto y = x[0].matmul(weight(m)).sin();
       return {x.size() > 1 ? y.matmul(x[1]) : y.sum().template item<float>() > 0 ? y : y.cos()};
@@ -211,7 +211,7 @@ TEST_CASE("operators whose results are known", "[device]") {
     wrong.inputs.push_back(torch::rand({5, 2}));
     for (int i = 0; i < 2; ++i) CHECK_THROWS_WITH(capture_sample(wrong), Catch::Contains("cannot be multiplied"));
   }
-  SECTION("products of matrices lie where their kernels put them") {
+  SECTION("products of matrices have the layout of their kernels") {
     const std::vector<std::pair<std::string, std::function<Tensor(Tensor, Tensor)>>> products = {
         {"mm", [](auto x, auto w) { return x.mm(w); }},
         {"mm of a transpose", [](auto x, auto w) { return w.t().mm(x.t()); }},
@@ -238,7 +238,7 @@ TEST_CASE("operators whose results are known", "[device]") {
         CHECK(c.step->values[told.value].bytes == static_cast<remat::bytes_t>(real.storage().nbytes()));
       }
   }
-  SECTION("layouts that kernels choose") {
+  SECTION("convolutions keep the memory format of their kernels") {
     auto conv = std::make_shared<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(3, 4, 3));
     conv->to(torch::kFloat);
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {

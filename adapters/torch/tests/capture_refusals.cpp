@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a capture refuses, needs and leaves.
+// Refusals of a capture, its memory, and its side effects.
 #include <thread>
 
 #include <remat/core/evaluate.hpp>
@@ -14,7 +14,7 @@
 
 using namespace capture_tests;
 
-TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {
+TEST_CASE("modules that cannot be captured are refused with the operator, and without side effects") {
   torch::manual_seed(3);
   using Catch::Contains;
   CHECK_THAT(refusal(small("item",
@@ -60,13 +60,13 @@ TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {
                            })),
              Contains("output 1"));
 
-  SECTION("errors of the module come through") {
+  SECTION("errors of the module reach the caller") {
     const auto s = small("shapes", [](auto& m, auto& x) -> tensors { return {torch::rand({3, 3}).matmul(weight(m)) + x[0]}; });
     const world before(*s.module);
     CHECK_THROWS_AS(capture_sample(s), c10::Error);
     CHECK(world(*s.module) == before);
   }
-  SECTION("existing gradients are left alone") {
+  SECTION("existing gradients stay as they are") {
     const auto s = models::mlp();
     for (auto& p : s.module->parameters()) p.mutable_grad() = torch::ones_like(p);
     const world before(*s.module);
@@ -75,7 +75,7 @@ TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {
   }
 }
 
-TEST_CASE("a parameter that is not used gets no gradient", "[device]") {
+TEST_CASE("an unused parameter gets no gradient", "[device]") {
   const on_test_device there;
   auto s = small("unused", [](auto& m, auto& x) -> tensors { return {x[0].matmul(weight(m))}; });
   s.module->register_parameter("idle", torch::randn({100}));
@@ -84,7 +84,7 @@ TEST_CASE("a parameter that is not used gets no gradient", "[device]") {
   CHECK(p.tensors[p.step->parameters[0]].is_same(weight(*s.module)));
 }
 
-TEST_CASE("capture needs the memory of one operator") {
+TEST_CASE("capture needs the memory of one operator only") {
   struct meter : c10::MemoryReportingInfoBase {
     int64_t now = 0, peak = 0;
     void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { peak = std::max(peak, now += size); }
@@ -103,7 +103,7 @@ TEST_CASE("capture needs the memory of one operator") {
   CHECK(captured < 5 << 20);
 }
 
-TEST_CASE("programs as planning problems", "[device]") {
+TEST_CASE("a captured program becomes a valid planning problem", "[device]") {
   const on_test_device there;
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
@@ -111,7 +111,7 @@ TEST_CASE("programs as planning problems", "[device]") {
       const auto n = p.nodes.size();
       const auto q = remat::pytorch::to_problem(p, std::vector<double>(n, 1), std::vector<remat::bytes_t>(n, 0), s.name);
       REQUIRE(q.values().size() >= p.values.size());
-      for (remat::index_t v = 0; v < q.values().size(); ++v)  // those that order what has effects take nothing
+      for (remat::index_t v = 0; v < q.values().size(); ++v)  // values added to order nodes with side effects have no bytes
         if (v >= p.values.size()) CHECK((q.values()[v].bytes == 0 && q.is_target(v) && q.consumers(v).size() == 1));
       REQUIRE(q.operations().size() == n);
       CHECK(remat::evaluate(q, remat::store_all_schedule(q)).seconds == static_cast<double>(n));
@@ -128,7 +128,7 @@ TEST_CASE("programs as planning problems", "[device]") {
   }
 }
 
-TEST_CASE("gradients are laid out like the parameters", "[device]") {
+TEST_CASE("gradients have the layout of their parameters", "[device]") {
   const on_test_device there;
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
@@ -143,7 +143,7 @@ TEST_CASE("gradients are laid out like the parameters", "[device]") {
   }
 }
 
-TEST_CASE("draws of other threads during a capture are neither frozen nor lost") {
+TEST_CASE("draws of another thread during a capture are not recorded, and advance the generator as usual") {
   auto generator = at::detail::getDefaultCPUGenerator();
   int foreign = 0;
   const auto s = small("another thread", [&](auto& m, auto& x) -> tensors {

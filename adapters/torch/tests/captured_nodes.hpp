@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Nodes of captured programs, each alone.
+/// Helpers for tests of captured programs: captures, steps in eager mode and by the interpreter, comparisons.
 #pragma once
 
 #include <sstream>
@@ -15,7 +15,7 @@
 #include "interpret.hpp"
 #include "models.hpp"
 
-#undef CHECK  // of PyTorch's logging: it aborts, and hides the one of Catch2
+#undef CHECK  // of PyTorch's logging: it aborts, and hides that of Catch2
 #include <catch2/catch.hpp>
 
 namespace capture_tests {
@@ -29,7 +29,7 @@ using remat::pytorch::interpreter;
 using remat::pytorch::program;
 using tensors = std::vector<Tensor>;
 
-/// Everything a step may change besides its results.
+/// All state that a step may change, other than its results.
 struct world {
   tensors parameters, buffers, grads;
   Tensor generator;
@@ -49,7 +49,7 @@ inline void restore_buffers(const torch::nn::Module& m, const tensors& saved) {
   for (std::size_t i = 0; i < saved.size(); ++i) buffers[i].copy_(saved[i]);
 }
 
-/// Gradients of the outputs, deterministic, neither uniform nor contiguous in value.
+/// Deterministic gradients of the outputs, whose elements differ.
 inline tensors output_grads(const tensors& outputs) {
   tensors grads;
   for (const auto& o : outputs)
@@ -67,7 +67,7 @@ inline void clear_grads(const torch::nn::Module& m) {
   for (auto& p : m.parameters()) p.mutable_grad() = Tensor();
 }
 
-/// The step as PyTorch does it, with `.backward()`.
+/// The step in eager mode, with `.backward()`.
 inline step_result eager(const models::sample& s, const tensors& inputs, uint64_t seed) {
   torch::manual_seed(seed);
   clear_grads(*s.module);
@@ -116,7 +116,7 @@ inline captured capture_sample(const models::sample& s) {
   return capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers());
 }
 
-/// Random values of the same kind; integers are permuted so that indices stay valid.
+/// A batch of the same shapes with other random values. Integers are flipped, so that indices stay valid.
 inline tensors other_batch(const tensors& inputs) {
   tensors result;
   for (const auto& x : inputs)
@@ -131,7 +131,7 @@ inline std::string text_of(const captured& c) {
   return out.str();
 }
 
-/// Captures twice: operators run, or their results are known.
+/// Captures twice: the operators run the first time; their results are known the second time.
 inline captured capture_known(const models::sample& s) {
   remat::pytorch::forget_profiles();
   const auto first = text_of(capture_sample(s));
@@ -140,7 +140,7 @@ inline captured capture_known(const models::sample& s) {
   return again;
 }
 
-/// Captures, and compares with eager PyTorch while recomputing nothing, each node at once, and any node at any time.
+/// Captures, and compares with eager mode while no node, each node at once, or any node at any time is recomputed.
 inline captured check_against_eager(const models::sample& s) {
   const world before(*s.module);
   auto p = capture_known(s);
@@ -162,7 +162,7 @@ inline captured check_against_eager(const models::sample& s) {
 
 using function = std::function<tensors(torch::nn::Module&, const tensors&)>;
 
-/// One weight of 6 x 6, one buffer of 6, and a forward.
+/// A module with a weight of 6 x 6, a buffer of 6 elements, and the given forward.
 inline models::sample small(const std::string& name, const function& f, tensors inputs = {torch::randn({4, 6})}) {
   auto m = std::make_shared<torch::nn::Module>();
   m->register_parameter("weight", torch::randn({6, 6}));

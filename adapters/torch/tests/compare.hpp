@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the tests of the PyTorch adapter compare tensors with.
+/// Comparisons of tensors for the tests of the PyTorch adapter.
 #pragma once
 
 #include <torch/torch.h>
@@ -11,10 +11,10 @@
 #include <cstring>
 #include <vector>
 
-/// Tests share their processors: more threads would wait for each other.
+/// Tests run in parallel on the same processors: more threads would wait for each other.
 inline const bool one_thread = (at::set_num_threads(1), true);
 
-/// Equal bit by bit, wherever the elements lie.
+/// Equal bit by bit, in any layout.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
@@ -28,7 +28,7 @@ inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Te
          std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) { return same_bits(x, y); });
 }
 
-/// Equal bit by bit, layout included.
+/// Equal bit by bit, with equal strides.
 inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return same_bits(a, b) && (!a.defined() || a.strides() == b.strides());
 }

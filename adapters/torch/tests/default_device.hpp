@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tensors of a test on the device that is tested, as `torch.set_default_device` does it in Python.
+/// Tensors of a test on the tested device, as with `torch.set_default_device` in Python.
 ///
 ///     TEST_CASE("...", "[device]") {
 ///       const on_test_device there;
 ///       const auto x = at::randn({4});  // on the device
-///
-/// Code of remat makes its own tensors on the host: `as_usual` and `back_there` go around it and around the forwards that it
-/// calls.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,10 +17,10 @@
 
 namespace hardware {
 
-/// A key that PyTorch itself leaves to tests, and that remat does not use.
+/// A dispatch key that PyTorch reserves for tests, and that remat does not use.
 constexpr auto mode_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-/// Factories that are told of no device get the one of the tests.
+/// Factories without a device argument get the device of the tests.
 inline void make_on_test_device(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(mode_key);
   const auto& arguments = op.schema().arguments();
@@ -48,7 +45,7 @@ inline void claim_mode_key() {
 
 }  // namespace hardware
 
-/// For the time of a test on its thread.
+/// Sets the default device of its thread while it lives.
 struct on_test_device {
   on_test_device() : key_((hardware::claim_mode_key(), test_device().is_cpu() ? c10::DispatchKeySet() : of_mode())) {}
 

@@ -22,15 +22,15 @@ c10::Device test_device();
 
 namespace hardware {
 
-/// A function of the emulated hardware; null: tests run elsewhere.
+/// A function of the emulated hardware; null if the tests run on other hardware.
 template <class F>
 F* function(const char* name) {
   test_device();  // loads the hardware
   return reinterpret_cast<F*>(dlsym(RTLD_DEFAULT, name));
 }
-/// Tests run on an emulated device.
+/// Whether the tests run on an emulated device.
 inline bool emulated() { return function<void()>("emulated_reset") != nullptr; }
-/// Changes the emulated hardware; emulated/hardware.hpp lists the options.
+/// Sets an option of the emulated hardware; emulated/hardware.hpp lists the options.
 inline void set(const char* option, long value) {
   if (auto* const f = function<void(const char*, long)>("emulated_set")) f(option, value);
 }
@@ -38,22 +38,22 @@ inline long get(const char* option) {
   auto* const f = function<long(const char*)>("emulated_get");
   return f == nullptr ? 0 : f(option);
 }
-/// Pairs of jobs that used the same bytes in an order that nothing ensures: the first of them, one per line.
+/// The first races found: pairs of jobs that used the same bytes without an ensured order, one pair per line.
 inline std::string races() {
   std::string all;
   if (auto* const f = function<const char*(int)>("emulated_race"))
     for (int k = 0; const char* text = f(k); ++k) all += std::string(text) + "\n";
   return all;
 }
-/// Another process takes memory of a device.
+/// Simulates that another process takes memory of a device.
 inline void take(int device, long bytes) {
   if (auto* const f = function<void(int, long)>("emulated_take")) f(device, bytes);
 }
-/// Counts begin again, and streams that have failed work again.
+/// Sets the counts to zero, and makes failed streams work again.
 inline void reset() {
   if (auto* const f = function<void()>("emulated_reset")) f();
 }
-/// An option for the time of a test.
+/// Sets an option while it lives.
 struct option {
   option(const char* n, long value) : name(n), before(get(n)) { set(name, value); }
   ~option() {
@@ -66,7 +66,7 @@ struct option {
   long before;
 };
 
-/// Loads what a device needs. @return the name that PyTorch has for it
+/// Loads the libraries of a device. @return its name in PyTorch
 inline std::string load(const std::string& name) {
   const auto library = [&](const std::string& file) {
     const char* const folder = std::getenv("REMAT_EMULATED");
@@ -81,7 +81,7 @@ inline std::string load(const std::string& name) {
   const char* const preloaded = std::getenv("LD_PRELOAD");
   if (name == "cuda" && preloaded != nullptr && std::string(preloaded).find("libemulated_cuda.so") != std::string::npos) {
     library("libemulated_cuda_kernels.so");
-    at::globalContext().setUserEnabledCuDNN(false);  // it launches kernels of its own, as do the attention kernels
+    at::globalContext().setUserEnabledCuDNN(false);  // cuDNN and the attention kernels launch kernels of their own
     at::globalContext().setSDPUseFlash(false);
     at::globalContext().setSDPUseMemEfficient(false);
     at::globalContext().setSDPUseCuDNN(false);
@@ -103,11 +103,11 @@ inline c10::Device test_device() {
     } catch (const remat::not_available& e) {
       std::printf("skipped: %s\n", e.what());
       std::fflush(stdout);
-      std::_Exit(77);  // what meson takes for skipped
+      std::_Exit(77);  // Meson's status for skipped tests
     }
   }();
   return device;
 }
 
-/// The state of the default generator there.
+/// The state of the default generator of the tested device.
 inline at::Tensor state_of_test_generator() { return at::globalContext().defaultGenerator(test_device()).get_state(); }

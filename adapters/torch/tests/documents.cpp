@@ -36,7 +36,7 @@ program program_in(const std::string& text) {
   return read_program(in);
 }
 
-/// What every state of the step is afterwards.
+/// All state of the step after a run by the interpreter.
 std::vector<at::Tensor> interpreted_from(const captured& c, const models::sample& s, const std::vector<at::Tensor>& buffers) {
   at::NoGradGuard no_grad;
   auto now = s.module->buffers();
@@ -59,7 +59,7 @@ std::vector<at::Tensor> interpreted_from(const captured& c, const models::sample
   return all;
 }
 
-/// One that has all there is: constants, numbers, infinities, lists, states of the generator, found tensors, complex numbers.
+/// A step with all features: constants, numbers, infinities, lists, generator states, found tensors, complex numbers.
 models::sample everything() {
   auto m = std::make_shared<::torch::nn::Module>();
   const auto weight = m->register_parameter("weight", ::torch::randn({6, 6}));
@@ -98,7 +98,7 @@ std::vector<models::sample> document_samples() {
 
 }  // namespace
 
-TEST_CASE("programs survive a document") {
+TEST_CASE("programs survive a round trip through a document") {
   ::torch::manual_seed(1);
   for (const auto& s : document_samples()) {
     DYNAMIC_SECTION(s.name) {
@@ -113,13 +113,13 @@ TEST_CASE("programs survive a document") {
       const captured other{again, bindings(again, tensors_of(*s.module), found), c.reached};
       CHECK(same_bits(interpreted_from(c, s, buffers), interpreted_from(other, s, buffers)));
       CHECK_FALSE(document_of(*c.step, {.names = false}).find("\"name\"") < text.size());
-      // Programs of one kind of module have one document, whatever they are called.
+      // Programs of one kind of module have the same document, whatever the modules are called.
       CHECK(document_of(*captured_from(s).step, {.contents = false}) == document_of(*c.step, {.contents = false}));
     }
   }
 }
 
-TEST_CASE("plans survive a document") {
+TEST_CASE("plans survive a round trip through a document") {
   ::torch::manual_seed(1);
   const auto s = models::conv();
   const auto c = captured_from(s);
@@ -149,7 +149,7 @@ TEST_CASE("plans survive a document") {
   CHECK(same_bits(run(first, d.step), run(second, read.step)));
 }
 
-TEST_CASE("broken programs are told by node and field") {
+TEST_CASE("the error for a broken program names the node and the field") {
   ::torch::manual_seed(1);
   const auto whole = *captured_from(everything()).step;
   const auto refused = [&](const auto& damage, const std::string& why) {
@@ -190,7 +190,7 @@ TEST_CASE("broken programs are told by node and field") {
   refused([&](auto& p) { p.constants.pop_back(); }, "is no constant");
 }
 
-TEST_CASE("damaged documents give typed errors") {
+TEST_CASE("damaged documents are read or refused with a typed error") {
   ::torch::manual_seed(1);
   const auto s = everything();
   const auto c = captured_from(s);
@@ -258,7 +258,7 @@ TEST_CASE("damaged documents give typed errors") {
       damaged.at(place) = strangers[any(strangers.size())];
     offer(damaged.dump());
   }
-  CHECK(refused > 130);  // names, costs and the like may be anything
+  CHECK(refused > 130);  // names, costs and some other fields may have any value
   CHECK(taken > 0);
   CHECK_THROWS_AS(program_in("{\"format\": \"remat-problem\", \"version\": 1}"), bad_document);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedules, played, give what eager mode gives.
+// The executor runs schedules with the results of eager mode.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -21,7 +21,7 @@
 
 using namespace executor_tests;
 
-TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned allocations", "[device]") {
+TEST_CASE("schedules have the results of eager mode bit by bit, without unplanned allocations", "[device]") {
   const hardware::option late("late", 20);
   ::torch::manual_seed(3);
   for (const auto& s : models::all()) {
@@ -47,7 +47,7 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
   }
 }
 
-TEST_CASE("buffers that the device's allocator places go back to it when they die", "[device]") {
+TEST_CASE("with the allocator of the device, buffers return to it when they die", "[device]") {
   const hardware::option late("late", 20);
   const meter counting;
   ::torch::manual_seed(3);
@@ -87,7 +87,7 @@ TEST_CASE("buffers that the device's allocator places go back to it when they di
   }
 }
 
-TEST_CASE("steps in flight share the memory in which they compute", "[device]") {
+TEST_CASE("steps in flight share their working memory", "[device]") {
   const hardware::option late("late", 20);
   ::torch::manual_seed(3);
   auto& on = device_of(test_device());
@@ -107,7 +107,7 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
       held += plan->held_bytes();
       all += plan->needed_bytes();
       const auto shared = std::make_shared<working_memory>(on.memory());
-      const auto overwrite = [&] {  // nothing there is needed between the computations
+      const auto overwrite = [&] {  // the memory holds nothing between the computations
         if (shared->bytes() == 0) return;
         const auto piece = shared->take(shared->bytes(), nullptr);
         if (test_device().is_cpu()) std::memset(piece->in->data(), 0xff, static_cast<std::size_t>(piece->in->bytes()));
@@ -147,7 +147,7 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
   CHECK(3 * held < 2 * all);
 }
 
-TEST_CASE("a step has ended when another thread may begin one, and not before") {
+TEST_CASE("a step has ended as soon as another thread may begin one, and not earlier") {
   ::torch::manual_seed(3);
   auto& on = device_of(test_device());
   const auto s = models::mlp(8, 32, 4, 0);
@@ -162,7 +162,7 @@ TEST_CASE("a step has ended when another thread may begin one, and not before") 
     const auto first = e.forward(s.inputs);
     outcome of_first;
     std::thread other([&] { of_first = finished(s, e, first, *x.tensors); });
-    while (e.in_flight()) {  // no pause: what the other thread has left to do takes less than a microsecond
+    while (e.in_flight()) {  // a busy loop: the rest of the work of the other thread takes less than a microsecond
     }
     const auto second = e.forward(s.inputs);
     other.join();
@@ -172,7 +172,7 @@ TEST_CASE("a step has ended when another thread may begin one, and not before") 
   }
 }
 
-TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fixed addresses", "[device][accelerator]") {
+TEST_CASE("captured steps have the results of eager mode bit by bit, at fixed addresses", "[device][accelerator]") {
   if (test_device().is_cpu()) return;
   ::torch::manual_seed(3);
   auto& on = device_of(test_device());
@@ -187,7 +187,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
       for (std::size_t i = 0; i < weights.size(); ++i) s.module->parameters()[i].copy_(weights[i]);
       restore(s, buffers);
     };
-    const auto change = [&] {  // as an optimizer and a loader of data do
+    const auto change = [&] {  // imitates an optimizer and a data loader
       at::NoGradGuard no_grad;
       for (auto& w : s.module->parameters()) w.mul_(0.9);
       for (const auto& t : s.inputs)
@@ -222,7 +222,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
   CHECK(captured > 4 * refused);
 }
 
-TEST_CASE("values that were away give what eager mode gives, bit by bit", "[device]") {
+TEST_CASE("values that are offloaded have the results of eager mode bit by bit", "[device]") {
   ::torch::manual_seed(4);
   const auto folder = std::filesystem::temp_directory_path().string();
   std::size_t moves = 0;
@@ -276,8 +276,8 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
   CHECK(moves > 3 * places.size() * models::all().size());
 }
 
-TEST_CASE("a step on a device that has failed ends with that error alone", "[accelerator]") {
-  if (!hardware::emulated()) return;  // a real device that fails does not come back
+TEST_CASE("a step on a failed device throws and ends, and the next step on the working device is correct", "[accelerator]") {
+  if (!hardware::emulated()) return;  // a real device does not recover from a failure
   ::torch::manual_seed(5);
   const auto s = models::all().front();
   const auto x = prepare(s);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same with weights that are fetched, gradients that leave, and replicas.
+// The executor with fetched weights, gradients that leave, and replicas.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -23,7 +23,7 @@ using namespace executor_tests;
 
 namespace {
 
-/// Counts what it brings, and on demand brings something else.
+/// Counts its copies, and on demand copies wrong bytes.
 class telling_link final : public remat::pytorch::link {
  public:
   ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
@@ -41,7 +41,7 @@ class telling_link final : public remat::pytorch::link {
 
 }  // namespace
 
-TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
+TEST_CASE("steps with fetched weights have the results of eager mode bit by bit") {
   ::torch::manual_seed(5);
   std::size_t twice = 0, on_disk = 0, together = 0;
   for (const auto& s : models::all())
@@ -66,7 +66,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
         for (std::size_t i = 0; i < weights.size(); ++i) s.module->parameters()[i].copy_(weights[i]);
         restore(s, buffers);
       };
-      const auto change = [&] {  // as an optimizer does
+      const auto change = [&] {  // imitates an optimizer
         at::NoGradGuard no_grad;
         for (auto& w : s.module->parameters()) w.mul_(0.9);
       };
@@ -83,9 +83,9 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
       const auto least = bounds_without_search(p).budget;
       if (const auto laid = copies::schedule_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
         schedules.push_back(laid->schedule);
-      schedules.push_back(schedules[1]);  // as solvers for several tiers may tell it
+      schedules.push_back(schedules[1]);  // with explicit tiers, as solvers for several tiers may write schedules
       for (auto& at : schedules.back().steps) at = remat::detail::with_tiers(p, at);
-      for (index_t v = 0; v < can.size(); ++v)  // where it started, which is the caller's
+      for (index_t v = 0; v < can.size(); ++v)  // drops on the tier where the value starts, which is memory of the caller
         if (can[v]) schedules.back().drop(v, p.host());
       CHECK_NOTHROW(evaluate(p, schedules.back()));
       for (const auto& plan : schedules) {
@@ -107,7 +107,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
         together += e_plan->moved_bytes().second > 0;
         CHECK(told->bytes == 2 * (e_plan->fetched_bytes() + e_plan->moved_bytes().second));
         if (e_plan->moved_bytes().second > 0) continue;
-        told->wrong = true;  // what it brings is what is read
+        told->wrong = true;  // the wrong bytes must change the results
         begin_again();
         const auto other = planned(s, e, *x.tensors);
         CHECK_FALSE(same_bits(other.outputs, expected[0].outputs));
@@ -120,7 +120,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
   CHECK(on_disk > 10);
 }
 
-TEST_CASE("gradients are given once nothing reads their parameters") {
+TEST_CASE("gradients are given away once no operation reads their parameters") {
   ::torch::manual_seed(6);
   std::size_t gifts = 0, too_early = 0;
   for (const auto& s : models::all()) {
@@ -149,7 +149,7 @@ TEST_CASE("gradients are given once nothing reads their parameters") {
             for (auto v : x.step->nodes[plan.steps[j].which].inputs) too_early += v == x.step->slots[x.step->parameters[k]].value;
       }
       executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles, first_layout), *x.tensors);
-      for (const int held : {0, 1, 2}) {  // by nobody, by the caller, by the step until it ends
+      for (const int held : {0, 1, 2}) {  // gradients are held by nobody, by the caller, or by the step until it ends
         restore(s, buffers);
         std::vector<at::Tensor> taken(given.size()), kept;
         const auto take = [&](std::size_t k, at::Tensor gradient) {
@@ -161,7 +161,7 @@ TEST_CASE("gradients are given once nothing reads their parameters") {
           at::Tensor((*x.tensors)[x.step->parameters[k]]).fill_(std::numeric_limits<double>::quiet_NaN());
           if (held == 2) return gradient;
           if (held == 1) kept.push_back(gradient);
-          gradient.fill_(7);  // as its owner may
+          gradient.fill_(7);  // the receiver may write to it
           return at::Tensor();
         };
         for (const auto& o : expected) {
@@ -206,7 +206,7 @@ TEST_CASE("replicas of a module share a program and a plan") {
     compare(expected_a, planned(a, first, *x.tensors));
   }
 
-  SECTION("tensors that do not fit are named") {
+  SECTION("the error for a tensor that does not fit names the slot") {
     const auto fails = [&](std::vector<at::Tensor> list, const std::string& slot) {
       CHECK_THROWS_WITH(bindings(x.step, list), Catch::Contains(slot));
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Exported programs and TorchScript modules against what Python makes of them: `exported.py` beside this file.
+/// Exported programs and TorchScript modules, compared with their results in Python (`exported.py`).
 #include <torch/script.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -43,14 +43,14 @@ TEST_CASE("exported: programs train inside a budget as in Python, bit by bit") {
   }
 }
 
-TEST_CASE("exported: what was trained is read by Python") {
+TEST_CASE("exported: Python can read the saved programs and weights") {
   for (const auto& name : names_with(".ref")) {
     INFO(name);
     const auto saved = file(name + ".saved.pt2");
     fs::copy_file(file(name + ".pt2"), saved, fs::copy_options::overwrite_existing);
     const auto p = rt::exported_program::load(saved);
     train_like(reference(file(name + ".ref")), *p, [&](const auto& in) { return p->forward(in); });
-    p->save(saved);  // over itself, and again: what was loaded is still there
+    p->save(saved);  // overwrites its own file twice: the loaded data must remain readable
     p->save(saved);
     rt::save_state_dict(file(name + ".state"), p->state_dict());
     rt::save_safetensors(file(name + ".safetensors"), p->state_dict());
@@ -62,7 +62,7 @@ TEST_CASE("exported: what was trained is read by Python") {
   run_python("check", folder());
 }
 
-TEST_CASE("exported: weights that were moved or replaced are the ones that are saved") {
+TEST_CASE("exported: a saved program has the weights that were moved or replaced") {
   const auto p = rt::exported_program::load(file("gpt.pt2"));
   auto parameters = p->parameters();
   {
@@ -80,7 +80,7 @@ TEST_CASE("exported: weights that were moved or replaced are the ones that are s
   CHECK_THROWS_AS(p->save(file("no such folder/x")), remat::error);
 }
 
-TEST_CASE("exported: names of inputs and outputs, tied and frozen parameters") {
+TEST_CASE("exported: names of inputs and outputs, tied parameters and frozen parameters") {
   const auto gpt = rt::exported_program::load(file("gpt.pt2"));
   CHECK(gpt->name() == "gpt");
   CHECK(gpt->input_names() == std::vector<std::string>{"ids", "target"});
@@ -100,7 +100,7 @@ TEST_CASE("exported: names of inputs and outputs, tied and frozen parameters") {
   CHECK(buffers->state_dict().size() == 4 + 1);  // weights, biases, count
 }
 
-TEST_CASE("exported: inputs that a program was not exported for are refused by name") {
+TEST_CASE("exported: the error for an input of the wrong type or shape names the input") {
   const auto gpt = rt::exported_program::load(file("gpt_dynamic.pt2"));
   const auto ids = [](int64_t b, int64_t l) { return torch::zeros({b, l}, torch::kLong); };
   const auto refused = [](rt::exported_program& p, const std::vector<Tensor>& in, const std::string& why) {
@@ -120,14 +120,14 @@ TEST_CASE("exported: inputs that a program was not exported for are refused by n
   refused(*fixed, {ids(3, 16), ids(3, 16)}, "has size 3 in dimension 0, exported for 2");
 }
 
-TEST_CASE("exported: an operator that fails names its node and the line of the user") {
+TEST_CASE("exported: the error of a failing operator names its node and the user's source line") {
   const auto gpt = rt::exported_program::load(file("gpt.pt2"));
-  const auto ids = torch::full({2, 16}, 1000, torch::kLong);  // no such token
+  const auto ids = torch::full({2, 16}, 1000, torch::kLong);  // not in the vocabulary
   CHECK_THROWS_WITH(gpt->forward({ids, ids}),
                     Catch::Contains("torch.ops.aten.embedding.default") && Catch::Contains("exported.py:"));
 }
 
-TEST_CASE("exported: everything that is not supported is listed at once") {
+TEST_CASE("exported: the error for unsupported features lists all of them") {
   auto all = with_program(unpack(file("buffers.pt2")), [](auto& j) {
     auto& nodes = j["graph_module"]["graph"]["nodes"];
     nodes[1]["target"] = "torch.ops.my.scale.default";
@@ -147,7 +147,7 @@ TEST_CASE("exported: everything that is not supported is listed at once") {
   }
 }
 
-TEST_CASE("exported: a program for evaluation is told of") {
+TEST_CASE("exported: loading a program in evaluation mode logs a warning") {
   const auto eval = with_program(unpack(file("conv.pt2")), [](auto& j) {
     for (auto& n : j["graph_module"]["graph"]["nodes"])
       for (auto& a : n["inputs"])
@@ -162,7 +162,7 @@ TEST_CASE("exported: a program for evaluation is told of") {
   CHECK(told.empty());
 }
 
-TEST_CASE("exported: a program goes to the device that is asked for") {
+TEST_CASE("exported: a program is loaded to the requested device") {
   const auto p = rt::exported_program::load(file("gpt.pt2"), {.device = at::kMeta});
   for (const auto& n : p->state_dict()) CHECK(n.tensor.is_meta());
   const auto named = p->state_dict();
@@ -173,7 +173,7 @@ TEST_CASE("exported: a program goes to the device that is asked for") {
   CHECK_THROWS_AS(p->forward({torch::zeros({2, 16}, torch::kLong), torch::zeros({2, 16}, torch::kLong)}), rt::bad_input);
 }
 
-TEST_CASE("exported: archives with something missing or cut are refused by name") {
+TEST_CASE("exported: the error for an incomplete archive names the missing part") {
   const auto good = unpack(file("buffers.pt2"));
   REQUIRE(try_load(pack(good)) == outcome::loaded);
   CHECK_THROWS_AS(rt::exported_program::load(file("no such file")), remat::bad_document);
@@ -206,7 +206,7 @@ TEST_CASE("exported: archives with something missing or cut are refused by name"
   }
 }
 
-TEST_CASE("exported: fields that are wrong are refused by name") {
+TEST_CASE("exported: the error for a wrong field names the field") {
   const auto good = unpack(file("buffers_dynamic.pt2"));
   const auto changed = [&](const std::function<void(nlohmann::json&)>& change) { return refusal(with_program(good, change)); };
   const auto weights = [&](const std::function<void(nlohmann::json&)>& change) {
@@ -268,7 +268,7 @@ TEST_CASE("exported: fields that are wrong are refused by name") {
              Contains("nested deeper"));
 }
 
-TEST_CASE("exported: no change of one field is more than an error") {
+TEST_CASE("exported: a change of any field leads to a valid program or a typed error") {
   const std::vector<nlohmann::json> others = {
       nullptr, true, -1, std::numeric_limits<int64_t>::max(), 1e300, "x", nlohmann::json::array(), nlohmann::json::object()};
   std::mt19937_64 random(1);
@@ -292,10 +292,10 @@ TEST_CASE("exported: no change of one field is more than an error") {
     }
   }
   CHECK(count[outcome::bad_document] > 500);
-  CHECK(count[outcome::loaded] > 0);  // of what does not matter
+  CHECK(count[outcome::loaded] > 0);  // changes of fields without effect
 }
 
-TEST_CASE("exported: no change of bytes is more than an error") {
+TEST_CASE("exported: a change of bytes leads to a valid program or a typed error") {
   const auto good = pack(unpack(file("regions.pt2")));
   std::mt19937_64 random(1);
   for (int i = 0; i < 300; ++i) {
@@ -306,7 +306,7 @@ TEST_CASE("exported: no change of bytes is more than an error") {
   }
 }
 
-TEST_CASE("exported: TorchScript modules train as eager ones, bit by bit") {
+TEST_CASE("exported: TorchScript modules train as in eager mode, bit by bit") {
   for (const auto& name : names_with(".jit")) {
     INFO(name);
     const reference ref(file(name + ".jitref"));
@@ -329,7 +329,7 @@ TEST_CASE("exported: TorchScript modules train as eager ones, bit by bit") {
   CHECK_THROWS_AS(m.call("backward"), remat::bad_option);
 }
 
-TEST_CASE("exported: safetensors and state dicts say what they cannot hold") {
+TEST_CASE("exported: save_safetensors and save_state_dict name tensors that they cannot save") {
   const auto x = torch::zeros(2);
   CHECK_THROWS_WITH(rt::save_safetensors(file("x"), {{"half complex", x.to(torch::kComplexDouble)}}),
                     Catch::Contains("half complex"));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes exported programs with what Python makes of them, and reads back what C++ wrote.
+"""Writes exported programs with their results in Python, and checks files that C++ wrote.
 
 exported.py make FOLDER     for each case a CASE.pt2, and CASE.ref: inputs, outputs, gradients, weights of a few steps of SGD
 exported.py check FOLDER    compares CASE.{saved.pt2,state,safetensors} with CASE.ref and with each other
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Language model with a tied head; gives a dict."""
+    """Language model with a tied head; returns a dict."""
 
     def __init__(self, width=32, vocabulary=50, length=24, p=0.1):
         super().__init__()
@@ -70,7 +70,7 @@ class Conv(nn.Module):
 
 
 class Buffers(nn.Module):
-    """Dropout, buffers that are written, one of them not saved, and a constant."""
+    """Dropout, written buffers (one of them is not saved), and a constant."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ class Lstm(nn.Module):
 
 
 class Regions(nn.Module):
-    """Parts without gradients, and under autocast."""
+    """Regions without gradients, and under autocast."""
 
     def __init__(self):
         super().__init__()
@@ -119,7 +119,7 @@ class Regions(nn.Module):
 
 
 class Structured(nn.Module):
-    """Keyword arguments, arguments that are no tensors, outputs that need no gradient or are no tensors, a frozen parameter."""
+    """Keyword arguments, non-tensor arguments and outputs, outputs without a gradient, a frozen parameter."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ def cases():
 
 
 class WithLabels(nn.Module):
-    """A language model of transformers that gives its loss."""
+    """A language model of `transformers` that returns its loss."""
 
     def __init__(self, model):
         super().__init__()
@@ -196,7 +196,7 @@ def hf_llama():
 
 
 def loss_of(tensors):
-    """As in the C++ tests: the sum of the outputs that have a gradient, each by its mean."""
+    """As in the C++ tests: the sum of the means of all outputs that have a gradient."""
     return sum(t.mean() for t in tensors if t.requires_grad)
 
 
@@ -205,7 +205,7 @@ def tensors_in(tree):
 
 
 def train(module, steps, kwargs, parameters=None, buffers=None):
-    """Outputs and gradients of all steps, weights in the end."""
+    """Outputs and gradients of all steps, and the final weights."""
     parameters = parameters or dict(module.named_parameters())
     buffers = buffers or dict(module.named_buffers())
     torch.manual_seed(7)
@@ -226,9 +226,9 @@ def train(module, steps, kwargs, parameters=None, buffers=None):
 
 
 def train_functional(program, steps):
-    """The same for a program without in-place operators.
+    """`train` for a program without in-place operators.
 
-    Its module cannot run its backward: batch norm saves what is overwritten.
+    The module of such a program cannot run its backward, because batch norm saves a tensor that is overwritten.
     """
     signature, values = program.graph_signature, program.state_dict | program.constants
 
@@ -262,7 +262,7 @@ def make(folder):
 
 
 def scripts(folder):
-    """TorchScript modules, and what eager mode makes of them."""
+    """TorchScript modules, and their results in eager mode."""
     x, y = torch.randn(4, 3, 12, 12), torch.randint(4, (4,))
     traced = torch.jit.trace(seeded(Conv), (x, y), check_trace=False)
     traced.load_state_dict(seeded(Conv).state_dict())  # tracing ran the module once
@@ -280,7 +280,7 @@ def check(folder):
         assert a.dtype == b.dtype and torch.equal(a, b), f"{what}: {a} is not {b}"
 
     if importlib.util.find_spec("transformers"):
-        hf_gpt2(), hf_llama()  # makes their outputs known to torch.export
+        hf_gpt2(), hf_llama()  # registers their output types with torch.export
     for file in sorted(folder.glob("*.ref")):
         name = file.stem
         final = torch.load(file, weights_only=True)["final"]
@@ -297,7 +297,7 @@ def check(folder):
         assert stored, name
         for key, value in program.named_buffers():
             same(f"{name}: {key}, a buffer", value, final[key])
-        # What was written can be trained on; decomposed programs only as in `train_functional`.
+        # The written programs can be trained; decomposed programs only by `train_functional`.
         if not name.endswith(("_core", "_functional")):
             args, kwargs = program.example_inputs
             loss_of(tensors_in(program.module()(*args, **kwargs))).backward()
@@ -315,5 +315,5 @@ def check(folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # TorchScript is deprecated; modules of torch.nn set attributes while they are exported
+    warnings.simplefilter("ignore")  # TorchScript is deprecated, and modules of torch.nn set attributes during an export
     {"make": make, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))

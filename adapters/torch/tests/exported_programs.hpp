@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Programs that Python exported, and their training there and here.
+/// Programs exported by Python, and their training in C++ compared with Python.
 #pragma once
 
 #include <torch/script.h>
@@ -41,7 +41,7 @@ inline void run_python(const std::string& what, const fs::path& folder) {
   REQUIRE(std::system(command.c_str()) == 0);
 }
 
-/// Everything that Python wrote; made once per run of the tests.
+/// The folder with all files from Python, which are made once per run of the tests.
 inline const fs::path& folder() {
   static const struct made {
     made() : path(fs::temp_directory_path() / ("remat-exported-" + std::to_string(::getpid()))) {
@@ -67,7 +67,7 @@ inline std::vector<std::string> names_with(const std::string& extension) {
   return names;
 }
 
-/// What Python made of a program.
+/// Results of a program in Python.
 struct reference {
   explicit reference(const std::string& path) {
     const auto text = remat::read_file(path, std::size_t{1} << 30);
@@ -94,7 +94,7 @@ struct reference {
   Tensor generator;
 };
 
-/// As in Python: the sum of the outputs that have a gradient, each by its mean.
+/// As in Python: the sum of the means of all outputs that have a gradient.
 inline Tensor sum_of_means(const std::vector<Tensor>& outputs) {
   Tensor loss;
   for (const auto& o : outputs)
@@ -102,7 +102,7 @@ inline Tensor sum_of_means(const std::vector<Tensor>& outputs) {
   return loss;
 }
 
-/// The gradient of a parameter, which may have one more name in Python.
+/// The gradient of a parameter, which may have another name in Python.
 inline std::optional<Tensor> gradient_of(const Tensor& parameter, const std::vector<rt::named_tensor>& names,
                                          const std::map<std::string, Tensor>& gradients) {
   for (const auto& n : names)
@@ -111,7 +111,7 @@ inline std::optional<Tensor> gradient_of(const Tensor& parameter, const std::vec
   return std::nullopt;
 }
 
-/// Steps of SGD, each compared with Python's bit by bit.
+/// Trains by SGD, and compares each step with Python bit by bit.
 inline void train_like(const reference& ref, rt::model& m, const rt::forward_function& forward) {
   const auto parameters = m.parameters();
   auto* const program = dynamic_cast<rt::exported_program*>(&m);
@@ -148,8 +148,8 @@ inline void train_like(const reference& ref, rt::model& m, const rt::forward_fun
   CHECK(same_bits(at::detail::getDefaultCPUGenerator().get_state(), ref.generator));
 }
 
-/// Trains by plans, at full budget or in little more than the smallest that is known to do.
-/// @param make a model as it was before
+/// Trains by plans, at full budget and at slightly more than the smallest known budget.
+/// @param make makes a model in its initial state
 inline void train_inside(const reference& ref, const std::function<std::shared_ptr<rt::model>()>& make,
                          const std::function<rt::invocation(const rt::model&)>& call) {
   {
@@ -158,7 +158,7 @@ inline void train_inside(const reference& ref, const std::function<std::shared_p
     rt::session s(m, testing::quick("100%", 1));
     train_like(ref, *m, [&](const auto& in) { return s.forward(call(*m), in); });
   }
-  remat::bytes_t smallest = 0;  // of all kinds of inputs
+  remat::bytes_t smallest = 0;  // the largest over all kinds of inputs
   for (const auto& in : ref.inputs) {
     const auto m = make();
     rt::session s(m, testing::quick(rt::budget::activations(0), 1));
@@ -169,7 +169,7 @@ inline void train_inside(const reference& ref, const std::function<std::shared_p
       smallest = std::max(smallest, *e.smallest - e.asked);
     }
   }
-  smallest += smallest / 4;  // another search has as little time, and may end less well
+  smallest += smallest / 4;  // another search has equally little time, and may find less
   INFO("in " << smallest << " bytes");
   const auto m = make();
   rt::session s(m, testing::quick(rt::budget::activations(smallest), 1));
@@ -178,8 +178,7 @@ inline void train_inside(const reference& ref, const std::function<std::shared_p
 
 inline rt::invocation call_of_program(const rt::model& m) { return dynamic_cast<const rt::exported_program&>(m).call(); }
 
-// --- archives with something wrong in them
-// ---------------------------------------------------------------------------------------
+// --- broken archives ---------------------------------------------------------------------------------------------------------
 
 using records = std::map<std::string, std::string>;
 
@@ -207,11 +206,11 @@ inline std::string pack(const records& all) {
   return text;
 }
 
-/// What comes of an archive: nothing at all or one of our errors.
+/// The outcome of loading an archive: success or one of our errors.
 enum class outcome { loaded, bad_document, unsupported };
 
-/// @param message of the error
-/// @param inputs  to run what can be loaded with; that may fail in any way that PyTorch can report
+/// @param message receives the text of the error
+/// @param inputs  run the loaded program with these; the run may fail with any error of PyTorch
 inline outcome try_load(const std::string& content, std::string* message = nullptr, const std::vector<Tensor>& inputs = {}) {
   const auto path = file("hostile");
   remat::write_file(path, content);
@@ -240,7 +239,7 @@ inline std::string refusal(const records& all) {
 constexpr auto program_record = "models/model.json";
 constexpr auto weights_record = "data/weights/model_weights_config.json";
 
-/// The archive with its program changed.
+/// The archive with a changed program.
 inline records with_program(records all, const std::function<void(nlohmann::json&)>& change) {
   auto j = nlohmann::json::parse(all.at(program_record));
   change(j);
@@ -248,7 +247,7 @@ inline records with_program(records all, const std::function<void(nlohmann::json
   return all;
 }
 
-/// Every value of a document that does not describe it for people.
+/// All values of a document, other than descriptions for people.
 inline void list_places(const nlohmann::json& j, const nlohmann::json::json_pointer& at,
                         std::vector<nlohmann::json::json_pointer>& to) {
   to.push_back(at);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Disks that fail as told, and a training that meets them.
+/// Disks that fail on demand, and a training that uses them.
 #pragma once
 
 #include <sys/mount.h>
@@ -25,16 +25,16 @@ namespace rt = remat::pytorch;
 namespace fs = std::filesystem;
 using remat::bytes_t;
 
-/// Calls of the system as they were, at the end.
+/// Restores the system calls at the end of the scope.
 struct calls_restored {
   ~calls_restored() { rt::files_of_system() = before; }
   rt::file_calls before = rt::files_of_system();
 };
 
-/// A folder of its own; with a file system in it where this process may mount one.
+/// A folder for one test, with a file system of its own if the process may mount one.
 class own_disk {
  public:
-  /// @param kind  "tmpfs", "ext2", or "": that of temporary files
+  /// @param kind "tmpfs", "ext2", or "": the file system of temporary files
   explicit own_disk(const std::string& kind, bytes_t bytes = 0) {
     std::string name = (fs::temp_directory_path() / "remat-faults-XXXXXX").string();
     folder_ = mkdtemp(name.data());
@@ -60,7 +60,7 @@ class own_disk {
 
   bool there() const { return there_; }
   const std::string& folder() const { return folder_; }
-  /// Takes all that is left.
+  /// Fills the disk.
   void fill() {
     std::ofstream filler(folder_ + "/filler");
     const std::string some(4096, 'x');
@@ -74,7 +74,7 @@ class own_disk {
   bool mounted_ = false, there_ = false;
 };
 
-/// A model whose steps use a disk, and its twin.
+/// A model whose steps use a disk, and a plain twin.
 class spilling {
  public:
   explicit spilling(const std::string& folder) : spilling(rt::on_disk(folder)) {}
@@ -92,7 +92,7 @@ class spilling {
     return run_->forward(planned_.inputs);
   }
   void step() { models::loss_of(forward()).backward(); }
-  /// One step is that of the twin, and values move.
+  /// Compares a step with the twin, and checks that values move.
   void check_step(bool moves = true) {
     step();
     if (moves) CHECK(run_->report().moved_in > 0);
@@ -105,7 +105,7 @@ class spilling {
       CHECK(same_bits(ours[i].grad(), theirs[i].grad()));
     }
   }
-  /// @return what `copy_failed` says
+  /// @return the message of `copy_failed`
   std::string failing_step() {
     try {
       step();
@@ -130,7 +130,7 @@ using Catch::Matchers::Matches;
 
 inline std::string folder_of_temporary_files() { return fs::temp_directory_path().string(); }
 
-/// The spill files of this process in a folder: their descriptors.
+/// The descriptors of the spill files of this process in a folder.
 inline std::vector<std::string> nameless_files_in(const std::string& folder) {
   std::vector<std::string> list;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Disks that are full, broken or odd, and what a training step makes of that: an error that names value, bytes and disk, weights
-// as they were, and steps as ever once the disk is well again.
+// Full, broken and unusual disks in a training step. The error names value, bytes and disk, weights stay unchanged, and steps
+// work again once the disk does.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -24,7 +24,7 @@
 
 using namespace faults_tests;
 
-TEST_CASE("a disk that fails in a step: value, bytes and disk are named, the next step is as ever") {
+TEST_CASE("a failing disk in a step: the error names value, bytes and disk, and the next step is correct") {
   spilling s(folder_of_temporary_files());
   s.check_step();
   auto& system = rt::files_of_system();
@@ -54,7 +54,7 @@ TEST_CASE("a disk that fails in a step: value, bytes and disk are named, the nex
     fails("read", "the file ends there");
     static std::atomic<int> calls;
     calls = 0;
-    system.read = [](int file, void* to, std::size_t bytes, off_t at) -> ssize_t {  // only once
+    system.read = [](int file, void* to, std::size_t bytes, off_t at) -> ssize_t {  // fails once
       return ++calls == 2 ? (errno = EIO, -1) : ::pread(file, to, bytes, at);
     };
     fails("read", "Input/output error");
@@ -68,19 +68,19 @@ TEST_CASE("a disk that fails in a step: value, bytes and disk are named, the nex
     system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
       return ::pwrite(file, from, std::min(bytes, std::size_t{8192}), at);
     };
-    s.check_step();  // short reads and writes are no failures
+    s.check_step();  // short reads and writes are not failures
   }
   s.check_step();
 }
 
-TEST_CASE("memory of the host as far memory, whole and too small") {
+TEST_CASE("memory of the host as far memory: enough, too little, and all taken") {
   for (const auto limit : {remat::max_bytes, bytes_t{1} << 21}) {
     spilling s(rt::on_host(c10::kCPU, limit));
     for (int k = 0; k < 3; ++k) s.check_step(limit == remat::max_bytes);
     CHECK(s.run().report().far <= limit);
   }
   const auto far = rt::on_host(c10::kCPU, bytes_t{8} << 20);
-  const auto taken = far.memory->reserve(far.memory->limit());  // by somebody else
+  const auto taken = far.memory->reserve(far.memory->limit());  // by another user
   spilling s(far);
   try {
     s.step();
@@ -91,7 +91,7 @@ TEST_CASE("memory of the host as far memory, whole and too small") {
   }
 }
 
-TEST_CASE("a spill file that somebody has cut short") {
+TEST_CASE("a truncated spill file fails the step, and the next step writes it anew") {
   const own_disk disk("");
   spilling s(disk.folder());
   s.check_step();
@@ -102,10 +102,10 @@ TEST_CASE("a spill file that somebody has cut short") {
     };
     CHECK_THAT(s.failing_step(), Contains("stopped after 0: the file ends there"));
   }
-  s.check_step();  // which writes it anew
+  s.check_step();  // the step writes the file anew
 }
 
-TEST_CASE("spill files are readable by nobody else, stay in their process, and are gone with it") {
+TEST_CASE("spill files are private, stay in their process, and vanish with it") {
   const own_disk disk("");
   const auto number = rt::open_nameless_file(disk.folder());
   struct stat about {};
@@ -114,7 +114,7 @@ TEST_CASE("spill files are readable by nobody else, stay in their process, and a
   CHECK(about.st_nlink == 0);
   CHECK((::fcntl(number, F_GETFD) & FD_CLOEXEC) != 0);
   CHECK(::linkat(AT_FDCWD, ("/proc/self/fd/" + std::to_string(number)).c_str(), AT_FDCWD, (disk.folder() + "/name").c_str(),
-                 AT_SYMLINK_FOLLOW) != 0);  // nor can it be given a name
+                 AT_SYMLINK_FOLLOW) != 0);  // it cannot get a name either
   ::close(number);
   {
     spilling s(disk.folder());
@@ -127,13 +127,13 @@ TEST_CASE("spill files are readable by nobody else, stay in their process, and a
   CHECK_THROWS_WITH(rt::open_nameless_file(disk.folder() + "/none"), Contains("/none: No such file or directory"));
 }
 
-TEST_CASE("files of other systems: without fallocate, without files that have no name, without ways past the cache") {
+TEST_CASE("file systems without fallocate, without nameless files, or without direct access") {
   std::vector<std::unique_ptr<own_disk>> disks;
   for (const char* kind : {"", "tmpfs", "ext2"}) disks.push_back(std::make_unique<own_disk>(kind, bytes_t{32} << 20));
   const calls_restored later;
   auto& system = rt::files_of_system();
   for (const auto& disk : disks) {
-    if (!disk->there()) continue;  // may not be mounted here; then what they lack is left out of the first alone
+    if (!disk->there()) continue;  // cannot be mounted here: the first disk alone simulates the missing features
     for (int lacks = 0; lacks < 8; ++lacks) {
       INFO(disk->folder() << " lacks " << lacks);
       system = later.before;
@@ -149,7 +149,7 @@ TEST_CASE("files of other systems: without fallocate, without files that have no
             return flags & O_DIRECT ? (errno = EINVAL, -1) : ::open(path, flags, mode);
           };
           break;
-        case 6:  // opens, and then takes no copies
+        case 6:  // opens the file, and then refuses to write
           system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
             return ::fcntl(file, F_GETFL) & O_DIRECT ? (errno = EINVAL, -1) : ::pwrite(file, from, bytes, at);
           };
@@ -180,13 +180,13 @@ TEST_CASE("files of other systems: without fallocate, without files that have no
   CHECK(rt::file_memory(folder_of_temporary_files())->reserve(8192)->bytes() == 8192);
 }
 
-TEST_CASE("a disk that is full when space is set aside, and one that fills up in the middle of a step") {
+TEST_CASE("a disk that is full at the reservation, and a disk that fills up in the middle of a step") {
   own_disk disk("tmpfs", bytes_t{24} << 20);
   const calls_restored later;
   auto& system = rt::files_of_system();
   static std::atomic<bool> full;
   full = false;
-  if (!disk.there()) {  // then the system is made to say so
+  if (!disk.there()) {  // without a mount, the system calls simulate the full disk
     system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
       return full ? (errno = ENOSPC, -1) : ::pwrite(file, from, bytes, at);
     };
@@ -213,14 +213,14 @@ TEST_CASE("a disk that is full when space is set aside, and one that fills up in
     s.check_step();
     if (disk.there()) {
       fill(true);
-      s.check_step();  // its space has been set aside
+      s.check_step();  // the space of the step is reserved already
       fill(false);
     }
   }
-  system.allocate = [](int, int, off_t, off_t) { return errno = EOPNOTSUPP, -1; };  // nothing can be set aside
+  system.allocate = [](int, int, off_t, off_t) { return errno = EOPNOTSUPP, -1; };  // no space can be reserved
   spilling s(disk.folder());
   s.check_step();
-  s.run().release();  // the next file is all holes
+  s.run().release();  // the next file is sparse
   static std::atomic<int> written;
   written = 0;
   const auto write = system.write;
@@ -242,7 +242,7 @@ TEST_CASE("a disk that is full when space is set aside, and one that fills up in
   s.check_step();
 }
 
-TEST_CASE("a limit on the size of files is a full disk", "[fork]") {
+TEST_CASE("a limit on the size of files counts as a full disk", "[fork]") {
   const auto child = fork();
   if (child == 0) {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -260,7 +260,7 @@ TEST_CASE("a limit on the size of files is a full disk", "[fork]") {
   CHECK(status == 0);
 }
 
-TEST_CASE("two models in one folder, and two steps in flight for which there is not enough room") {
+TEST_CASE("two models in one folder, and two steps in flight with too little room for both") {
   const own_disk disk("");
   bytes_t far = 0;
   {
@@ -274,12 +274,12 @@ TEST_CASE("two models in one folder, and two steps in flight for which there is 
   spilling s(rt::on_disk(disk.folder(), far));
   const auto first = s.forward();
   CHECK(s.run().report().far > 0);
-  s.run().set_budget("130%");  // for both
+  s.run().set_budget("130%");  // for both steps
   const auto second = s.forward();
-  CHECK(s.run().report().far == 0);  // it computes again what cannot move
+  CHECK(s.run().report().far == 0);  // recomputes the values that cannot move
   models::loss_of(second).backward();
   models::loss_of(first).backward();
   s.run().set_budget("60%");
-  s.check_step(false);  // for two, as before
+  s.check_step(false);  // a plan for two steps, as before
   s.check_step();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Trainings whose weights are fetched, next to plain ones.
+/// Trainings with fetched weights, compared with plain trainings.
 #pragma once
 
 #include <torch/torch.h>
@@ -30,7 +30,7 @@ inline std::shared_ptr<rt::disk> scratch_disk() {
   return std::make_shared<rt::disk>(std::filesystem::temp_directory_path().string());
 }
 
-/// The system as it was, at the end.
+/// Restores the system calls at the end of the scope.
 struct system_kept {
   ~system_kept() {
     rt::files_of_system() = before;
@@ -40,7 +40,7 @@ struct system_kept {
   std::string root = rt::root_of_system();
 };
 
-/// Counts the bytes that come.
+/// Counts the copied bytes.
 class counted_link final : public rt::link {
  public:
   explicit counted_link(std::shared_ptr<std::atomic<bytes_t>> count) : count_(std::move(count)) {}
@@ -56,11 +56,11 @@ class counted_link final : public rt::link {
 
 inline bool every(const Tensor&) { return true; }
 
-/// A model that is trained as it is, and one that fetches its weights.
+/// A model that is trained plain, and a model that fetches its weights.
 class pair_of_models {
  public:
-  /// @param on_disk weights of the second one are
-  /// @param leave   so are its gradients, as soon as they are complete
+  /// @param on_disk the weights of the second model are on a disk
+  /// @param leave   its gradients leave to the disk as soon as they are complete
   pair_of_models(const std::function<models::sample()>& make, bool on_disk, bool leave = false,
                  rt::wrap_options o = options("100%")) {
     for (auto* s : {&plain, &ours}) {
@@ -91,7 +91,7 @@ class pair_of_models {
     ::torch::manual_seed(step);
     return run->forward(ours.inputs);
   }
-  /// Both make a step, the same.
+  /// Compares one step of both models.
   void train(int micro_batches = 1) {
     ++step;
     INFO(plain.name << ", step " << step);
@@ -110,7 +110,7 @@ class pair_of_models {
       REQUIRE(same_bits(drawn, generator()));
       const auto r = run->report();
       CHECK(r.total() <= r.budget);
-      CHECK(r.waited >= waited);  // though the executor of the step before is gone
+      CHECK(r.waited >= waited);  // even though the executor of the previous step is gone
       waited = r.waited;
       if (i == 0 && settled) CHECK(rt::meter::peak() - before <= r.arena + r.outputs + slack);
     }
@@ -127,7 +127,7 @@ class pair_of_models {
     REQUIRE(same_bits(a, b));
     for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(same_bits(a[i].grad(), b[i].grad()));
   }
-  /// The smallest budget that is known to do.
+  /// The smallest known budget.
   bytes_t smallest() {
     run->set_budget(rt::budget(bytes_t{1}));
     try {
@@ -156,12 +156,12 @@ class pair_of_models {
   std::unique_ptr<testing::runner> run;
   std::unique_ptr<::torch::optim::Optimizer> of_plain, of_ours;
   std::uint64_t step = 0;
-  bool settled = false;  ///< a step has run by this plan
-  double waited = 0;     ///< what the report said last
+  bool settled = false;  ///< a step has run with the current plan
+  double waited = 0;     ///< waiting time in the last report
   static constexpr bytes_t slack = 1 << 16;
 };
 
-models::sample wide_mlp() { return models::mlp(4, 150, 6); }  // weights of 90000 bytes: no whole pages
+models::sample wide_mlp() { return models::mlp(4, 150, 6); }  // weights of 90000 bytes, which are not whole pages
 inline models::sample small_gpt() { return models::gpt(3, 2, 16, 64); }
 
 }  // namespace weights_tests

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Random small programs, plain and planned: eager mode is the only oracle.
+/// Random small programs, plain and planned. Eager mode is the only oracle.
 ///
-/// `REMAT_FUZZ=from:to` in the environment runs other seeds than the ones below, `REMAT_FULL` more of them.
+/// The environment variable `REMAT_FUZZ=from:to` selects other seeds; `REMAT_FULL` runs more seeds.
 #include <torch/torch.h>
 
 #include <ATen/autocast_mode.h>
@@ -26,7 +26,7 @@ using tensor_list = std::vector<Tensor>;
 
 namespace {
 
-/// A module made of random operators: what it does follows from the seed alone.
+/// A module of random operators. The seed alone determines its behaviour.
 struct random_net : ::torch::nn::Module {
   explicit random_net(unsigned s) : seed(s) {
     std::mt19937 r(seed);
@@ -43,7 +43,7 @@ struct random_net : ::torch::nn::Module {
     var = register_buffer("var", ::torch::ones({6}));
   }
 
-  /// @param x two tensors of 4 x 6 and one of 4 integers below 6
+  /// @param x two tensors of 4 x 6, and a tensor of 4 integers below 6
   tensor_list forward(const tensor_list& x) {
     struct region {
       explicit region(bool switched) : on(switched) {
@@ -60,7 +60,7 @@ struct random_net : ::torch::nn::Module {
       bool on;
     } cast(autocast);
     std::mt19937 r(seed + 1);
-    // Tensors of 4 x 6, in any layout.
+    // Tensors of 4 x 6 in any layout.
     tensor_list pool = {x[0], x[1], x[0].matmul(weights[0])};
     const auto any = [&]() -> Tensor { return pool[r() % pool.size()]; };
     const auto recent = [&]() -> Tensor { return pool.back(); };
@@ -229,7 +229,7 @@ struct random_net : ::torch::nn::Module {
   Tensor state, mean, var;
 };
 
-/// All that can be seen of a step.
+/// All observable results of a step.
 struct seen {
   tensor_list outputs, gradients, buffers;
   std::vector<int64_t> versions;
@@ -237,7 +237,7 @@ struct seen {
   at::Tensor of_device;  ///< its generator
 };
 
-/// Inputs of step k: in any layout, anywhere in their storage.
+/// Inputs of step k, in any layout and at any offset in their storage.
 tensor_list inputs_of(unsigned seed, int k) {
   std::mt19937 r(seed + 7);
   ::torch::manual_seed(seed + static_cast<unsigned>(k));
@@ -277,7 +277,7 @@ seen step_of(random_net& net, const std::function<tensor_list(const tensor_list&
 
 enum class verdict { equal, eager_fails, refused };
 
-/// @param away counts plans that moved something
+/// @param away counts the plans that move values
 verdict differential(unsigned seed, std::string& why, int& away) {
   const auto make = [&] {
     ::torch::manual_seed(seed);
@@ -310,7 +310,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
     };
     auto chosen = options(*budget, round == 2);
     chosen.follow = follow;
-    chosen.strict = !follow;  // with hooks inside, steps run as they are
+    chosen.strict = !follow;  // with hooks inside, steps run plain
     testing::runner run(
         net, [net](const tensor_list& x) { return net->forward(x); }, std::move(chosen));
     budget.reset();
@@ -343,7 +343,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
     away += run.report().moved_in > 0;
     net->zero_grad();
     if (round == 2) break;
-    try {  // the smallest budget that is known
+    try {  // the smallest known budget
       testing::runner none(
           net, [net](const tensor_list& x) { return net->forward(x); }, options(rt::budget::activations(0), round == 1));
       none.prepare(inputs_of(seed, 0));
@@ -356,9 +356,9 @@ verdict differential(unsigned seed, std::string& why, int& away) {
 
 }  // namespace
 
-TEST_CASE("random programs", "[device]") {
+TEST_CASE("random programs have the results of eager mode", "[device]") {
   const on_test_device there;
-  std::vector<unsigned> seeds = {93, 103, 114, 133, 178, 220, 403};  // failed once
+  std::vector<unsigned> seeds = {93, 103, 114, 133, 178, 220, 403};  // failed in the past
   unsigned from = 0, to = std::getenv("REMAT_FULL") != nullptr ? 60 : 30;
   if (const char* range = std::getenv("REMAT_FUZZ")) REQUIRE(std::sscanf(range, "%u:%u", &from, &to) == 2);
   for (auto seed = from; seed < to; ++seed) seeds.push_back(seed);
@@ -372,5 +372,5 @@ TEST_CASE("random programs", "[device]") {
   std::printf("%d equal, %d in which eager mode fails, %d refused; in %d something was away\n", count[0], count[1], count[2],
               away);
   CHECK(count[0] > static_cast<int>(seeds.size()) * 3 / 4);
-  CHECK(away > static_cast<int>(seeds.size()) / 10);  // plans that moved something
+  CHECK(away > static_cast<int>(seeds.size()) / 10);  // plans that move values
 }

@@ -21,7 +21,7 @@ using remat::index_t;
 
 namespace {
 
-/// Numbers around zero; among them infinities, and NaN of either sign.
+/// Numbers around zero, with infinities and with NaN of both signs.
 Tensor odd_numbers(const Tensor& like) {
   auto t = at::rand_like(like).mul_(2).sub_(0.5);
   const auto which = at::randint(12, like.sizes());
@@ -30,7 +30,7 @@ Tensor odd_numbers(const Tensor& like) {
   return t.masked_fill_(which.eq(2), nan).masked_fill_(which.eq(3), -nan);
 }
 
-/// An argument of type `type` for tensors like `like`, or nothing if no such is known.
+/// An argument of the type of `argument` for tensors like `like`; nothing if the type is unknown.
 std::optional<c10::IValue> made_up(const c10::Argument& argument, const Tensor& like) {
   const auto& name = argument.name();
   auto type = argument.type();
@@ -46,7 +46,7 @@ std::optional<c10::IValue> made_up(const c10::Argument& argument, const Tensor& 
       return odd_numbers(like);
     case c10::TypeKind::NumberType:
     case c10::TypeKind::FloatType:
-      return c10::IValue(0.7);  // which no type here holds exactly
+      return c10::IValue(0.7);  // not exactly representable in any type used here
     case c10::TypeKind::IntType:
       return c10::IValue(name == "input_dtype" ? static_cast<int64_t>(like.scalar_type()) : like.dim() - 1);
     case c10::TypeKind::BoolType:
@@ -64,7 +64,7 @@ std::vector<c10::IValue> run(const c10::OperatorHandle& op, std::vector<c10::IVa
   return stack;
 }
 
-/// Compares all variants of an operator that write over an argument with the operator. @return how many there were
+/// Compares all variants of an operator that overwrite an argument with the operator. @return the number of variants
 int compare_in_place(const c10::OperatorHandle& op, const Tensor& like) {
   std::vector<c10::IValue> arguments;
   for (const auto& a : op.schema().arguments()) {
@@ -96,7 +96,7 @@ remat::pytorch::program step_of(const std::function<Tensor(const Tensor&, const 
   return *remat::pytorch::capture([&](const auto& in) { return std::vector<Tensor>{f(in[0], w)}; }, {x}, {w}, {}, {}).step;
 }
 
-/// Calls of the forward's node that begins with a product.
+/// The calls of the forward node that begins with a matrix product.
 std::string calls_behind_product(const remat::pytorch::program& step) {
   for (const auto& n : step.nodes)
     if (!n.calls.empty() && n.calls[0].op.schema().name() == "aten::mm") {
@@ -109,7 +109,7 @@ std::string calls_behind_product(const remat::pytorch::program& step) {
 
 }  // namespace
 
-TEST_CASE("operators write the same bits over an operand", "[device]") {
+TEST_CASE("in-place variants of operators write the same bits", "[device]") {
   const on_test_device there;
   at::manual_seed(1);
   std::map<std::string, int> compared;
@@ -120,7 +120,7 @@ TEST_CASE("operators write the same bits over an operand", "[device]") {
       for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
         const auto op = c10::Dispatcher::singleton().findSchema(name);
         if (!op || op->schema().is_mutable() || !remat::pytorch::in_place_variant(*op, 0, at::kFloat)) continue;
-        if (name.name == "remat::masked" && !like.is_contiguous()) continue;          // reads both as they lie
+        if (name.name == "remat::masked" && !like.is_contiguous()) continue;          // reads both operands in their layout
         if (name.name.rfind("remat::", 0) == 0 && !test_device().is_cpu()) continue;  // kernels of the host
         compared[c10::toString(name)] += compare_in_place(*op, like);
       }
@@ -132,7 +132,7 @@ TEST_CASE("operators write the same bits over an operand", "[device]") {
   CHECK(never.empty());
 }
 
-TEST_CASE("results lie where operands end, and only there", "[device]") {
+TEST_CASE("an operator overwrites an operand that dies there, and no other operand", "[device]") {
   const on_test_device there;
   const std::string mm = "aten::mm ";
   CHECK(calls_behind_product(step_of([](auto x, auto w) { return x.mm(w).add(x).relu().sum(); })) ==
@@ -141,27 +141,27 @@ TEST_CASE("results lie where operands end, and only there", "[device]") {
   CHECK(calls_behind_product(step_of([](auto x, auto w) { return at::log_softmax(x.mm(w), 1).sum(); })) ==
         mm + "aten::_log_softmax ");
   const auto apart = [&](const auto& f) { CHECK(calls_behind_product(step_of(f)) == mm); };
-  apart([](auto x, auto w) { return at::gelu(x.mm(w)).sum(); });  // read in the backward
+  apart([](auto x, auto w) { return at::gelu(x.mm(w)).sum(); });  // the backward reads it
   apart([](auto x, auto w) {
     auto y = x.mm(w);
     return y.relu().mul(y).sum();
-  });                                                                                       // read by others
+  });                                                                                       // other operations read it
   apart([](auto x, auto w) { return x.mm(w).add(at::rand({3, 8, 40})).sum(); });            // smaller
-  apart([](auto x, auto w) { return at::ones({40, 8}).add(x.mm(w).t()).sum(); });           // lies otherwise
-  apart([](auto x, auto w) { return x.mm(w).narrow(0, 0, 4).neg().sum(); });                // part of it
-  apart([](auto x, auto w) { return x.mm(w).add(at::rand({8, 40}, at::kDouble)).sum(); });  // other type
-  apart([](auto x, auto w) { return x.mm(w).add(x.mm(w.sin())).sum(); });                   // others are made later
+  apart([](auto x, auto w) { return at::ones({40, 8}).add(x.mm(w).t()).sum(); });           // another layout
+  apart([](auto x, auto w) { return x.mm(w).narrow(0, 0, 4).neg().sum(); });                // a part of the product
+  apart([](auto x, auto w) { return x.mm(w).add(at::rand({8, 40}, at::kDouble)).sum(); });  // another type
+  apart([](auto x, auto w) { return x.mm(w).add(x.mm(w.sin())).sum(); });                   // the other product is computed later
 }
 
-TEST_CASE("complex numbers are not written over", "[device]") {
-  const on_test_device there;  // their kernels give NaN other signs there
+TEST_CASE("complex numbers are not overwritten", "[device]") {
+  const on_test_device there;  // in-place kernels give NaN other signs on the device
   const auto step = step_of([](auto x, auto w) {
     return at::view_as_real(at::view_as_complex(x.mm(w).view({8, 20, 2})) * 2).sum();
   });
   CHECK(calls_behind_product(step) == "aten::mm ");
 }
 
-TEST_CASE("a number is not rounded before it multiplies half precision", "[device]") {
+TEST_CASE("products of half precision with a number are not computed in place, which would round the number", "[device]") {
   const on_test_device there;
   const auto scaled = [](at::ScalarType type) {
     return calls_behind_product(step_of([type](auto x, auto w) { return x.to(type).mm(w.to(type)).mul(0.7).relu().sum(); }));
@@ -170,7 +170,7 @@ TEST_CASE("a number is not rounded before it multiplies half precision", "[devic
   CHECK(scaled(at::kBFloat16) == "aten::mm ");
 }
 
-TEST_CASE("what a node overwrites is not read by a call that joins it", "[device]") {
+TEST_CASE("in_place does not join a call to a node that overwrites a value that the call reads", "[device]") {
   const on_test_device there;
   auto step = step_of([](auto x, auto w) {
     auto y = x.mm(w);
@@ -193,7 +193,7 @@ TEST_CASE("what a node overwrites is not read by a call that joins it", "[device
   CHECK_NOTHROW(verify(remat::pytorch::in_place(step)));
 }
 
-TEST_CASE("what the caller gets is not written over", "[device]") {
+TEST_CASE("an output for the caller is not overwritten", "[device]") {
   const on_test_device there;
   const auto x = at::rand({8, 40}), w = at::rand({40, 40}).requires_grad_();
   const auto step = *remat::pytorch::capture(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A slow and plain interpreter of captured programs: every value keeps its own storage, so nodes can be recomputed at will.
+/// A simple, slow interpreter of captured programs. Every value keeps its own storage, so any node can be recomputed.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -20,7 +20,7 @@ namespace remat::pytorch {
 
 class interpreter {
  public:
-  /// What is recomputed while the program runs.
+  /// The nodes that are recomputed during the run.
   enum class recompute { nothing, each_node_twice, random_nodes };
 
   struct outcome {
@@ -31,7 +31,7 @@ class interpreter {
   interpreter(const program& p, const bindings& tensors)
       : p_(p), tensors_(tensors), storage_(p.values.size()), state_(p.nodes.size()), ends_(p.nodes.size()) {}
 
-  /// @param loss gives the gradients of the outputs
+  /// @param loss returns the gradients of the outputs
   outcome run(const std::vector<at::Tensor>& inputs,
               const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& loss, recompute mode,
               unsigned seed = 0) {
@@ -151,7 +151,7 @@ class interpreter {
   bindings tensors_;
   std::vector<std::optional<c10::Storage>> storage_;
   std::vector<at::Tensor> state_, ends_;  ///< of the generator, before and after each random node
-  at::Tensor phases_[2];                  ///< the same, when the forward and the backward begin
+  at::Tensor phases_[2];                  ///< of the generator, at the beginning of the forward and of the backward
 };
 
 }  // namespace remat::pytorch

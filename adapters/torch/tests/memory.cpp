@@ -22,7 +22,7 @@ using namespace remat::pytorch;
 
 namespace {
 
-/// What PyTorch's profiler is told.
+/// A listener like PyTorch's profiler.
 struct reporter : c10::MemoryReportingInfoBase {
   void reportMemoryUsage(void*, int64_t change, std::size_t, std::size_t, c10::Device) override {
     live += change;
@@ -34,7 +34,7 @@ struct reporter : c10::MemoryReportingInfoBase {
 
 }  // namespace
 
-TEST_CASE("memory is handed out untouched where nothing is active") {
+TEST_CASE("without a meter, recording or plan the allocator passes memory through") {
   placing_allocator::install();
   REQUIRE(placing_allocator::in_front());
   const auto deleter_of = [](const at::Tensor& t) { return t.storage().data_ptr().get_deleter(); };
@@ -62,7 +62,7 @@ TEST_CASE("memory is handed out untouched where nothing is active") {
   CHECK(meter::live() == before - 64);
 }
 
-TEST_CASE("a process may fork while others allocate", "[fork]") {
+TEST_CASE("a process may fork while other threads allocate", "[fork]") {
   const meter counting;
   std::atomic<bool> end = false;
   std::vector<std::thread> threads;
@@ -74,7 +74,7 @@ TEST_CASE("a process may fork while others allocate", "[fork]") {
   for (int i = 0; i < 20; ++i) {
     const auto child = fork();
     if (child == 0) {
-      alarm(20);  // a lock that is never freed ends the child
+      alarm(20);  // ends a child that waits for a lock forever
       for (int k = 0; k < 50; ++k) at::empty({256});
       { const arena memory(4096); }
       _exit(0);
@@ -88,7 +88,7 @@ TEST_CASE("a process may fork while others allocate", "[fork]") {
   CHECK(failed == 0);
 }
 
-TEST_CASE("blocks from before the installation are freed, and not counted") {
+TEST_CASE("memory allocated before the installation can be freed, and is not counted") {
   auto old = at::zeros({1000});
   void* raw = c10::GetCPUAllocator()->raw_allocate(512);
   const meter counting;
@@ -102,7 +102,7 @@ TEST_CASE("blocks from before the installation are freed, and not counted") {
   CHECK(meter::live() == before);
 }
 
-TEST_CASE("the meter agrees with PyTorch's own report") {
+TEST_CASE("the meter agrees with PyTorch's memory report") {
   const meter counting;
   auto own = std::make_shared<reporter>();
   c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, own);
@@ -119,7 +119,7 @@ TEST_CASE("the meter agrees with PyTorch's own report") {
   CHECK(own->peak >= 180000);
 }
 
-TEST_CASE("every change is observed, from all threads") {
+TEST_CASE("the meter reports every change, from all threads") {
   const meter counting;
   const auto before = meter::live();
   bytes_t largest = 0;
@@ -141,7 +141,7 @@ TEST_CASE("every change is observed, from all threads") {
   CHECK(meter::live() == before);
 }
 
-TEST_CASE("a recording lists births and deaths of its own thread") {
+TEST_CASE("a recording lists the allocations and releases of its own thread") {
   recording r;
   auto outside = at::empty({10});
   r.start();
@@ -160,14 +160,14 @@ TEST_CASE("a recording lists births and deaths of its own thread") {
   CHECK(r.blocks()[1].freed == 2);
 }
 
-TEST_CASE("planned allocations lie where they should, others are counted and harmless") {
+TEST_CASE("planned allocations have the planned addresses, and unplanned allocations are counted and harmless") {
   arena memory(4096);
   planned_allocations p;
   const meter counting;
   const std::vector<planned_block> plan = {{64, 0, memory.data()}, {128, 0, memory.data() + 64}, {64, 1, nullptr}};
   const auto before = meter::live();
 
-  SECTION("as planned") {
+  SECTION("allocations as planned") {
     p.plan(plan);
     p.start();
     auto a = at::empty({16}), b = at::empty({32});
@@ -175,10 +175,10 @@ TEST_CASE("planned allocations lie where they should, others are counted and har
     auto c = at::empty({16});
     p.stop();
     CHECK(b.const_data_ptr() == memory.data() + 64);
-    CHECK(meter::live() == before + 64);  // c alone
+    CHECK(meter::live() == before + 64);  // only c
     CHECK(p.unplanned() == 0);
   }
-  SECTION("larger, then all others") {
+  SECTION("a larger allocation ends the plan") {
     p.plan(plan);
     p.start();
     auto a = at::empty({17}), b = at::empty({32});
@@ -187,7 +187,7 @@ TEST_CASE("planned allocations lie where they should, others are counted and har
     CHECK(p.unplanned_bytes() == 68 + 128);
     CHECK(meter::live() == before + 68 + 128);
   }
-  SECTION("more than planned") {
+  SECTION("more allocations than planned") {
     p.plan({plan.data(), 1});
     p.start();
     auto a = at::empty({16}), b = at::empty({16});
@@ -195,14 +195,14 @@ TEST_CASE("planned allocations lie where they should, others are counted and har
     CHECK(a.const_data_ptr() == memory.data());
     CHECK(p.unplanned() == 1);
   }
-  SECTION("a death too few: the place of the third may still be in use") {
+  SECTION("a missing release: the place of the third allocation may still be in use") {
     p.plan(plan);
     p.start();
     auto a = at::empty({16}), b = at::empty({32}), c = at::empty({16});
     p.stop();
     CHECK(p.unplanned() == 1);
   }
-  SECTION("other threads are not affected") {
+  SECTION("allocations of other threads") {
     p.plan(plan);
     p.start();
     at::Tensor other;
@@ -211,7 +211,7 @@ TEST_CASE("planned allocations lie where they should, others are counted and har
     CHECK(other.const_data_ptr() != memory.data());
     CHECK(p.unplanned() == 0);
   }
-  SECTION("raw interface") {
+  SECTION("raw allocations") {
     p.plan(plan);
     p.start();
     void* raw = c10::GetCPUAllocator()->raw_allocate(64);
@@ -222,7 +222,7 @@ TEST_CASE("planned allocations lie where they should, others are counted and har
   CHECK(meter::live() == before);
 }
 
-TEST_CASE("an arena gives back pages and keeps ranges") {
+TEST_CASE("an arena gives back pages except for given ranges") {
   const auto before = meter::live();
   {
     arena memory(10 * 4096);
@@ -242,7 +242,7 @@ TEST_CASE("an arena gives back pages and keeps ranges") {
   CHECK(meter::live() == before);
 }
 
-TEST_CASE("the state of the generator comes back") {
+TEST_CASE("the state of the generator can be restored") {
   at::normal(0, 1, {5});
   const auto state = generator_state::now();
   const auto a = at::normal(0, 1, {5}), b = at::rand({3});
@@ -274,7 +274,7 @@ TEST_CASE("a tier reserves no more than its limit") {
   CHECK_THROWS_AS(host_memory("all")->reserve(max_bytes), out_of_memory);
 }
 
-TEST_CASE("a link copies in order, after what it waits for, and passes failures on") {
+TEST_CASE("a link copies in order after its tickets, and reports failures") {
   const auto far = host_memory("far");
   const auto a = far->reserve(100), b = far->reserve(300);
   const auto to_b = host_link(), to_a = host_link();
@@ -300,11 +300,11 @@ TEST_CASE("a link copies in order, after what it waits for, and passes failures 
   const auto failed = to_b->copy({b, 0, 1}, {a, 0, 1}, {std::make_shared<failing>()});
   CHECK_THROWS_AS(to_a->copy({a, 0, 1}, {b, 0, 1}, {failed})->wait(), copy_failed);
   CHECK(b->data()[0] == before);
-  to_b->copy({b, 0, 1}, {a, 0, 1})->wait();  // others go on
+  to_b->copy({b, 0, 1}, {a, 0, 1})->wait();  // other copies still work
   CHECK(b->data()[0] != before);
 }
 
-TEST_CASE("a link holds its blocks until it is done, also without anybody to wait") {
+TEST_CASE("a link holds its blocks until the copy ends, even if nobody waits") {
   const auto far = host_memory("far", 200);
   auto l = host_link();
   {
@@ -315,12 +315,12 @@ TEST_CASE("a link holds its blocks until it is done, also without anybody to wai
   CHECK(far->reserve(200) != nullptr);
 }
 
-TEST_CASE("a link goes on in a fork", "[fork]") {
+TEST_CASE("a link works in a forked process", "[fork]") {
   const auto far = host_memory("far");
   const auto a = far->reserve(8), b = far->reserve(8);
   const auto l = host_link();
   std::atomic<bool> end = false;
-  std::thread other([&] {  // which holds what a link holds while it takes a copy
+  std::thread other([&] {  // holds the locks that a link takes during a copy
     while (!end) l->copy({a, 0, 8}, {b, 0, 8})->wait();
   });
   int failed = 0;

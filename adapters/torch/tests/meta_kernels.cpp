@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that compute only the geometry of results, compared with those of the host.
+// Kernels that compute only the geometry of results, compared with the kernels of the host.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -11,19 +11,19 @@
 #include "../src/capture/lists.hpp"
 #include "../src/capture/meta_kernels.hpp"
 
-namespace meta_kernel_tests {  // names of its own where sources are compiled as one
+namespace meta_kernel_tests {  // a namespace of its own, because sources are compiled as one
 namespace {
 
 namespace rpd = remat::pytorch::detail;
 using stack = std::vector<c10::IValue>;
 using at::Tensor;
 
-/// How a tensor lies in memory.
+/// The layout of a tensor in memory.
 enum class arrangement { plain, transposed, channels_last, gaps, transposed_gaps, expanded };
 constexpr auto layouts = {arrangement::plain, arrangement::transposed,      arrangement::channels_last,
                           arrangement::gaps,  arrangement::transposed_gaps, arrangement::expanded};
 
-/// Makes operands of the same type, all with that layout where their sizes permit it.
+/// Makes operands of one type, all in the given layout where their sizes permit it.
 struct maker {
   arrangement how;
   at::ScalarType type;
@@ -44,7 +44,7 @@ struct maker {
     }
     if (how == arrangement::channels_last && n == 4) return at::rand(sizes).to(of).contiguous(at::MemoryFormat::ChannelsLast);
     if (how == arrangement::gaps && n >= 1) return made_with_gaps(sizes, of);
-    if (how == arrangement::transposed_gaps && n >= 2) {  // as heads of an attention in one product
+    if (how == arrangement::transposed_gaps && n >= 2) {  // as the heads of attention in one product
       std::swap(sizes[n - 2], sizes[n >= 3 ? n - 3 : n - 1]);
       auto t = made_with_gaps(sizes, of);
       return n >= 3 ? t.transpose(-2, -3) : t.transpose(-1, -2);
@@ -60,7 +60,7 @@ struct maker {
 
 const c10::IValue nothing;
 
-/// Arguments of each operator that has such a kernel.
+/// Arguments for each operator with a geometry kernel.
 std::map<std::string, std::vector<stack>> cases(const maker& m, const std::vector<int64_t>& image) {
   using c10::List;
   const std::vector<int64_t> matrix{4, 6};
@@ -197,7 +197,7 @@ std::map<std::string, std::vector<stack>> cases(const maker& m, const std::vecto
   all["native_layer_norm_backward"] = {
       {m(image), m(image), dims({8}), mean, mean, m.whole({8}), m.whole({8}), mask(true, true, true)},
       {m(image), m(image), dims({8}), mean, mean, nothing, nothing, mask(true, false, false)}};
-  // Types of parameters and statistics differ from those of images under autocast.
+  // Under autocast, parameters and statistics have other types than images.
   const auto pixel = m.whole({2, 3, 1, 1}).as_strided({2, 3, 1, 1}, {3, 1, 3, 3});
   for (const auto of : {m.type, at::kFloat}) {
     const auto three = at::rand({3}).to(of);
@@ -257,7 +257,7 @@ std::map<std::string, std::vector<stack>> cases(const maker& m, const std::vecto
   return all;
 }
 
-/// All cases of several images. Operators refuse some.
+/// All cases for several images. Operators refuse some of them.
 std::map<std::string, std::vector<stack>> cases_of(const std::vector<std::vector<int64_t>>& images, const maker& m) {
   std::map<std::string, std::vector<stack>> all;
   for (const auto& image : images)
@@ -265,7 +265,7 @@ std::map<std::string, std::vector<stack>> cases_of(const std::vector<std::vector
   return all;
 }
 
-/// A call as the recorder notes it, and its operands.
+/// A call in the form of the recorder, and its operands.
 std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandle& op, const stack& arguments) {
   rpd::traced_call c{op, {}, {}, {}, false, {}, {}};
   std::vector<Tensor> operands;
@@ -290,7 +290,7 @@ std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandl
 
 }  // namespace
 
-TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]") {
+TEST_CASE("geometry kernels agree with the kernels of the host", "[meta_kernels]") {
   const at::NoGradGuard no_grad;
   std::set<std::string> tried;
   std::size_t told = 0, kept = 0;
@@ -312,7 +312,7 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
             const at::AutoDispatchBelowADInplaceOrView below;
             op.callBoxed(&real);
           } catch (const c10::Error&) {
-            continue;  // the host has no kernel for that type or image
+            continue;  // the host has no kernel for this type or image
           }
           if (!results) {
             ++kept;

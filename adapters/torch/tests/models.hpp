@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Small modules that together meet what real training code does: dropout, normalisation, in-place activations, slices
-/// written in place, concatenation, tied and frozen weights, recurrent layers, several outputs.
+/// Small modules with the features of real training code: dropout, normalisation, in-place activations, slices written in place,
+/// concatenation, tied and frozen weights, recurrent layers, several outputs.
 #pragma once
 
 #include <torch/torch.h>
@@ -19,7 +19,7 @@ namespace models {
 namespace nn = ::torch::nn;
 using at::Tensor;
 
-/// A module, the way it is called, and a batch for it.
+/// A module, a way to call it, and a batch.
 struct sample {
   std::string name;
   std::shared_ptr<nn::Module> module;
@@ -70,7 +70,7 @@ struct conv_net : nn::Module {
   nn::Linear last_{nullptr};
 };
 
-/// Pre-norm transformer block; attention by the fused operator or written out.
+/// Pre-norm transformer block. Attention is the fused operator or written out.
 struct block_net : nn::Module {
   block_net(int64_t width, int64_t heads, double p, bool fused) : heads_(heads), p_(p), fused_(fused) {
     norm1_ = register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({width})));
@@ -107,7 +107,7 @@ struct block_net : nn::Module {
   nn::Linear qkv_{nullptr}, proj_{nullptr}, up_{nullptr}, down_{nullptr};
 };
 
-/// GPT-2-like language model; forward gives the loss, or the logits if no target is passed. `tied` shares embedding and head.
+/// GPT-2-like language model. The forward returns the loss, or the logits without a target. `tied` shares embedding and head.
 struct gpt_net : nn::Module {
   gpt_net(int layers, int64_t width, int64_t vocabulary, int64_t length, double p, bool fused, bool tied) : p_(p), tied_(tied) {
     tokens_ = register_module("tokens", nn::Embedding(vocabulary, width));
@@ -179,8 +179,8 @@ struct lstm_net : nn::Module {
   nn::Linear last_{nullptr};
 };
 
-/// A weight that the forward clamps before each of its two uses: versions in one place, of which the backward reads the last,
-/// once the gradient of the weight is complete.
+/// A weight that the forward clamps in place before each of its two uses. The backward reads the last version, once the gradient
+/// of the weight is complete.
 struct clamped_net : nn::Module {
   explicit clamped_net(int64_t width) {
     first_ = register_module("first", nn::Linear(width, width));
@@ -207,7 +207,7 @@ inline sample mlp(int64_t batch = 8, int64_t width = 32, int depth = 4, double p
   return {"mlp", m, [m](const auto& in) { return std::vector<Tensor>{m->forward(in[0])}; }, {::torch::randn({batch, width})}};
 }
 
-/// An MLP whose first layer is frozen, with an input that requires a gradient.
+/// An MLP with a frozen first layer and an input that requires a gradient.
 inline sample frozen_mlp() {
   auto s = mlp();
   s.name = "frozen mlp";
@@ -224,7 +224,7 @@ inline sample conv(int64_t batch = 4, int64_t channels = 8, int64_t side = 16) {
           {::torch::randn({batch, 3, side, side})}};
 }
 
-/// Gives the loss.
+/// Returns the loss.
 inline sample gpt(int layers = 2, int64_t batch = 2, int64_t length = 16, int64_t width = 32, double p = 0.1, bool fused = true,
                   bool tied = false) {
   const int64_t vocabulary = 50;
@@ -235,7 +235,7 @@ inline sample gpt(int layers = 2, int64_t batch = 2, int64_t length = 16, int64_
           {::torch::randint(vocabulary, {batch, length}), ::torch::randint(vocabulary, {batch, length})}};
 }
 
-/// Gives the logits and their argmax: one output has a gradient, one is of integers.
+/// Returns the logits and their argmax: a float output with a gradient and an integer output.
 inline sample gpt_two_outputs() {
   auto m = std::make_shared<gpt_net>(1, 32, 50, 16, 0.1, true, true);
   return {"gpt, two outputs",
@@ -265,7 +265,7 @@ inline sample clamped() {
   return {"clamped", m, [m](const auto& in) { return std::vector<Tensor>{m->forward(in[0])}; }, {::torch::randn({8, 8})}};
 }
 
-/// Every model, in training mode, on the device that is tested.
+/// All models, in training mode, on the tested device.
 inline std::vector<sample> all() {
   std::vector<sample> list = {
       mlp(),  frozen_mlp(), conv(),   gpt(), gpt(2, 2, 16, 32, 0.1, false), gpt(1, 2, 16, 32, 0.1, true, true), gpt_two_outputs(),
@@ -278,8 +278,8 @@ inline std::vector<sample> all() {
   return list;
 }
 
-/// Positions in `all()` of the models that long trainings take: on a device, only some unless REMAT_FULL is 1. Their searches for
-/// plans, which do not depend on the device, take most of the time.
+/// Indices in `all()` of the models for long trainings. On a device these are only some models unless REMAT_FULL is 1. Most of
+/// the time goes into searches for plans, which do not depend on the device.
 inline std::vector<std::size_t> trained() {
   const char* const full = std::getenv("REMAT_FULL");
   if (!test_device().is_cpu() && (full == nullptr || std::string(full) != "1")) return {0, 2, 3, 8, 9};
@@ -288,7 +288,7 @@ inline std::vector<std::size_t> trained() {
   return positions;
 }
 
-/// A loss that depends on every differentiable output.
+/// A loss that depends on all differentiable outputs.
 inline at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
   at::Tensor loss;
   for (const auto& o : outputs)

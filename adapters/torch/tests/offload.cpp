@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights, gradients and states of optimizers on a disk: the same tensors, the same training.
+// Weights, gradients and optimizer states on a disk: the tensors and the training stay the same.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -19,7 +19,7 @@
 
 using namespace offload_tests;
 
-TEST_CASE("tensors on a disk are tensors, and give their space back") {
+TEST_CASE("tensors on a disk behave like tensors, and free their space") {
   const auto disk = new_disk(1 << 20), other = new_disk();
   auto made = disk->reserve({at::empty({100, 100}), at::empty({3, 5}, at::kHalf).t(), at::empty({0, 2}),
                              at::empty({70, 70}, at::kDouble), at::empty({1, 9}, at::device(at::kMeta))});
@@ -46,7 +46,7 @@ TEST_CASE("tensors on a disk are tensors, and give their space back") {
   rt::disk::expect(made);
   rt::disk::fetch({made[3], made[0], at::randn({2000})});
   CHECK(disk->fetched() == 2 * 40960);
-  rt::disk::fetch({made[0], made[0].slice(0, 0, 10)});  // a part of what is there already
+  rt::disk::fetch({made[0], made[0].slice(0, 0, 10)});  // a part of the tensor that is in memory already
   CHECK(disk->fetched() == 3 * 40960);
   CHECK(same_bits(made[0], values));
   CHECK(same_bits(made[3], at::full({70, 70}, 2.5, at::kDouble)));
@@ -69,7 +69,7 @@ TEST_CASE("tensors on a disk are tensors, and give their space back") {
   CHECK(same_bits(kept, values.view({-1})));
 }
 
-TEST_CASE("a disk ends before its tensors") {
+TEST_CASE("tensors outlive their disk") {
   Tensor kept;
   {
     rt::disk disk(scratch());
@@ -87,7 +87,7 @@ TEST_CASE("a disk ends before its tensors") {
                   remat::bad_option);
 }
 
-TEST_CASE("weights move and come back as the same tensors, tied and views of each other") {
+TEST_CASE("weights move to a disk and back as the same tensors, even tied weights and overlapping views") {
   struct odd : ::torch::nn::Module {
     odd() {
       auto all = at::randn({4000});
@@ -104,7 +104,7 @@ TEST_CASE("weights move and come back as the same tensors, tied and views of eac
   for (const auto& p : m.parameters()) before.push_back(p.detach().clone());
   const auto disk = new_disk();
   rt::move_weights(m, *disk);
-  rt::move_weights(m, *disk);  // they are there
+  rt::move_weights(m, *disk);  // the second call changes nothing
   CHECK(disk->reserved() == 16384 + 8192);
   CHECK(same_bits(m.parameters(), before));
   for (const auto& t : {m.a, m.b, m.buffer}) CHECK(disk->holds(t));
@@ -123,7 +123,7 @@ TEST_CASE("weights move and come back as the same tensors, tied and views of eac
   CHECK(m.b[960].item<float>() == 7);
 }
 
-TEST_CASE("optimizers with states on a disk step as the plain ones") {
+TEST_CASE("optimizers with states on a disk step like plain optimizers") {
   const auto when = GENERATE(rt::stepping::after, rt::stepping::overlap);
   SECTION("AdamW") {
     compare_with_plain<optim::AdamW>(optim::AdamWOptions(0.01), optim::AdamWOptions(0.02).amsgrad(true).weight_decay(0.1), false,
@@ -146,7 +146,7 @@ TEST_CASE("optimizers with states on a disk step as the plain ones") {
   }
 }
 
-TEST_CASE("closures and groups that come later") {
+TEST_CASE("offloaded optimizers: closures, and parameter groups that are added later") {
   layers mine, theirs;
   const auto disk = new_disk();
   optim::AdamW plain(theirs.part(0, 2), optim::AdamWOptions(0.1));
@@ -165,7 +165,7 @@ TEST_CASE("closures and groups that come later") {
         return loss;
       };
     };
-    const at::NoGradGuard around;  // a closure differentiates all the same
+    const at::NoGradGuard around;  // a closure differentiates in spite of the guard
     const auto a = plain.step(closure(plain, theirs)), b = ours.step(closure(ours, mine));
     REQUIRE(same_bits(a, b));
     REQUIRE(same_bits(mine.weights, theirs.weights));
@@ -188,7 +188,7 @@ TEST_CASE("a model with weights, gradients and states on a disk trains as in mem
       rt::offloaded<optim::AdamW> second(disk, ours.module->parameters(), optim::AdamWOptions(0.01));
       for (int step = 0; step < 5; ++step) {
         INFO("step " << step);
-        if (step != 2) {  // or else it accumulates
+        if (step != 2) {  // otherwise gradients accumulate
           first.zero_grad();
           second.zero_grad();
         }
@@ -218,7 +218,7 @@ TEST_CASE("a model with weights, gradients and states on a disk trains as in mem
   CHECK(moved > 300);
 }
 
-TEST_CASE("weights that go to a disk and come back between steps count where they are") {
+TEST_CASE("the report counts weights where they are after a move to a disk and back") {
   auto s = model_of(0);
   const auto disk = new_disk();
   testing::runner net(s.module, s.forward, testing::quick("100%"));

@@ -25,12 +25,12 @@
 
 using namespace offload_tests;
 
-TEST_CASE("limits of the machine and of memory cgroups") {
+TEST_CASE("host_limit and host_free follow the machine and memory cgroups") {
   CHECK(rt::host_free() > 0);
   CHECK(rt::host_free() <= rt::host_limit());
   CHECK(rt::host_limit() <= remat::bytes_t{sysconf(_SC_PAGESIZE)} * sysconf(_SC_PHYS_PAGES));
   const told_system system;
-  CHECK(rt::host_limit() == remat::max_bytes);  // it does not tell
+  CHECK(rt::host_limit() == remat::max_bytes);  // the system gives no limit
   constexpr remat::bytes_t mib = 1 << 20;
   system.machine(100 * mib);
   CHECK(rt::host_limit() == 1024 * mib);
@@ -51,16 +51,16 @@ TEST_CASE("limits of the machine and of memory cgroups") {
   system.write("proc/self/cgroup", "3:cpu:/x\n2:memory:/c\n1:name=systemd:/\n0::/a/b\n");
   CHECK(rt::host_limit() == 40 * mib);
   CHECK(rt::host_free() == mib);
-  group("sys/fs/cgroup/a", true, std::to_string(20 * mib), 30 * mib, 0);  // more is taken than may be
+  group("sys/fs/cgroup/a", true, std::to_string(20 * mib), 30 * mib, 0);  // more memory is used than the limit allows
   CHECK(rt::host_limit() == 20 * mib);
   CHECK(rt::host_free() == 0);
   system.write("proc/self/cgroup", "0::/nowhere\nwithout a folder\n0::/../..\n");
   CHECK(rt::host_limit() == 1024 * mib);
 }
 
-TEST_CASE("while memory is short, weights leave as they step, and sessions give back what they keep") {
+TEST_CASE("while memory is short, weights leave as they step, and sessions free what they keep") {
   const auto when = GENERATE(rt::stepping::after, rt::stepping::overlap);
-  const auto large = [] {  // so that whole pages of an arena are free between gradients that stay in it
+  const auto large = [] {  // so large that whole pages of the arena are free between gradients that stay in it
     ::torch::manual_seed(17);
     return models::mlp(64, 128, 6);
   };
@@ -101,7 +101,7 @@ TEST_CASE("while memory is short, weights leave as they step, and sessions give 
   }
 }
 
-TEST_CASE("a gradient that somebody holds keeps its place, and hooks of before come first") {
+TEST_CASE("a gradient that is still held keeps its memory, and earlier hooks run first") {
   auto w = at::randn({2000}).requires_grad_();
   struct holder : ::torch::nn::Module {
     explicit holder(Tensor t) { register_parameter("w", std::move(t)); }
@@ -121,7 +121,7 @@ TEST_CASE("a gradient that somebody holds keeps its place, and hooks of before c
       w.mutable_grad().reset();
     }
     const auto most = disk->reserved();
-    for (int i = 0; i < 20; ++i) {  // nobody holds these
+    for (int i = 0; i < 20; ++i) {  // nobody holds these gradients
       w.sum().backward();
       w.mutable_grad().reset();
     }
@@ -134,7 +134,7 @@ TEST_CASE("a gradient that somebody holds keeps its place, and hooks of before c
   CHECK(same_bits(w.grad(), at::full({2000}, 2.F)));
 }
 
-TEST_CASE("backwards on two threads whose gradients go to a disk") {
+TEST_CASE("backwards on two threads can offload gradients to a disk") {
   struct many : ::torch::nn::Module {
     many() {
       for (int i = 0; i < 6; ++i) register_parameter(std::to_string(i), at::zeros({4096}));
@@ -155,7 +155,7 @@ TEST_CASE("backwards on two threads whose gradients go to a disk") {
   for (const auto& w : weights) CHECK(same_bits(w.grad(), at::full({4096}, 100.F)));
 }
 
-TEST_CASE("a full disk is told of before a weight changes") {
+TEST_CASE("the error for a full disk comes before any weight changes") {
   layers mine;
   const system_restored guard;
   const auto disk = new_disk();
@@ -167,11 +167,11 @@ TEST_CASE("a full disk is told of before a weight changes") {
   CHECK(same_bits(mine.weights, before));
   CHECK(disk->reserved() == 0);
   rt::files_of_system() = guard.before;
-  ours.step();  // there is room again
+  ours.step();  // there is space again
   CHECK_FALSE(same_bits(mine.weights, before));
 }
 
-TEST_CASE("a disk that fails ends the steps until a checkpoint is loaded") {
+TEST_CASE("after a disk failure an optimizer refuses steps until a checkpoint is loaded") {
   layers mine, theirs;
   const system_restored guard;
   rt::offloaded<optim::AdamW> ours(new_disk(), mine.weights, optim::AdamWOptions(0.1));
@@ -202,7 +202,7 @@ TEST_CASE("a disk that fails ends the steps until a checkpoint is loaded") {
   CHECK(same_bits(mine.weights, theirs.weights));
 }
 
-TEST_CASE("a backward whose gradients could not be written throws, and the next one may run") {
+TEST_CASE("a backward that cannot write its gradients throws, and the next backward works") {
   auto sample = model_of(0);
   const system_restored guard;
   const auto disk = new_disk();
@@ -219,7 +219,7 @@ TEST_CASE("a backward whose gradients could not be written throws, and the next 
   CHECK(disk->evicted() > 0);
 }
 
-TEST_CASE("a forked process reads what is on the disk and takes nothing there", "[fork]") {
+TEST_CASE("a forked process can read tensors on the disk, and cannot reserve space there", "[fork]") {
   rt::disk disk(scratch());
   const auto made = disk.reserve({at::empty({4096})});
   made[0].fill_(2);
@@ -238,7 +238,7 @@ TEST_CASE("a forked process reads what is on the disk and takes nothing there", 
   CHECK(status == 0);
 }
 
-TEST_CASE("a forked process does not wait for what its parent has under way", "[fork]") {
+TEST_CASE("a forked process does not wait for the disk traffic of its parent", "[fork]") {
   const system_restored guard;
   static std::atomic<bool> held;
   held = true;
@@ -251,7 +251,7 @@ TEST_CASE("a forked process does not wait for what its parent has under way", "[
   traffic->done(disk->reserve({at::empty({4096})}));
   const auto child = fork();
   if (child == 0) {
-    alarm(20);  // ends one that waits
+    alarm(20);  // ends a child that waits
     traffic->wait();
     traffic->drain();
     traffic.reset();

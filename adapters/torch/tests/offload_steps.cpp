@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters that step within the backward, and what is refused then.
+// Parameters that step within the backward, and operations that are refused in this mode.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -22,7 +22,7 @@
 
 using namespace offload_tests;
 
-TEST_CASE("a model whose parameters step within the backward trains as the plain one") {
+TEST_CASE("a model whose parameters step within the backward trains like the plain model") {
   std::size_t freed = 0;
   for (std::size_t which = 0; which < models::all().size(); ++which)
     for (const bool wrapped : {false, true}) {
@@ -49,7 +49,7 @@ TEST_CASE("a model whose parameters step within the backward trains as the plain
         models::loss_of(b).backward();
         REQUIRE(same_bits(a, b));
         const auto before = disk ? disk->reserved() : 0;
-        remat::bytes_t states = 0;  // two of each parameter
+        remat::bytes_t states = 0;  // two states for each parameter
         for (const auto& p : ours.module->parameters())
           if (p.grad().defined() && rt::movable(p))
             states += 2 * ((static_cast<remat::bytes_t>(p.nbytes()) + 4095) / 4096 * 4096);
@@ -70,7 +70,7 @@ TEST_CASE("a model whose parameters step within the backward trains as the plain
   CHECK(freed > 300);
 }
 
-TEST_CASE("what needs the gradients is refused while parameters step within the backward") {
+TEST_CASE("operations on gradients are refused while parameters step within the backward") {
   using optimizer = rt::offloaded<optim::AdamW>;
   const bool on_disk = GENERATE(true, false), later = GENERATE(true, false);
   struct habit {
@@ -132,7 +132,7 @@ TEST_CASE("what needs the gradients is refused while parameters step within the 
     CHECK_THROWS_WITH(h.run(ours, mine), Catch::Contains(h.words) && Catch::Contains("stepping::overlap"));
     CHECK(same_bits(mine.weights, before) == !later);
 
-    ::torch::load(ours, checkpoint);  // and back to before
+    ::torch::load(ours, checkpoint);  // back to the state before
     if (std::string(h.name) == "throw away") CHECK_THROWS_WITH(ours.step(), Catch::Contains("dropped the gradients"));
     for (auto& group : ours.param_groups()) group.options() = optim::AdamWOptions(0.1);
     layers theirs;
@@ -155,13 +155,13 @@ TEST_CASE("what needs the gradients is refused while parameters step within the 
   }
 }
 
-TEST_CASE("a weight that the rest of the backward needs is missed") {
+TEST_CASE("a weight that has stepped but that the rest of the backward needs is an error") {
   struct linear : ::torch::nn::Module {
     linear() : w(register_parameter("w", at::ones({64, 64}) / 64)) {}
     Tensor w;
   } m;
   rt::offloaded<optim::SGD> ours(nullptr, rt::stepping::overlap, m.parameters(), optim::SGDOptions(0.1));
-  const auto backward = [&] {  // of the outer product first
+  const auto backward = [&] {  // computes the gradient of the outer product first
     const auto x = at::ones({4, 64}).requires_grad_();
     at::linear(at::linear(x, m.w.detach()).sin(), m.w).sum().backward();
   };
@@ -170,7 +170,7 @@ TEST_CASE("a weight that the rest of the backward needs is missed") {
   CHECK_THROWS_WITH(backward(), Catch::Contains("modified by an inplace operation"));
 }
 
-TEST_CASE("a parameter steps for the optimizer that was made last, and for none when that has gone") {
+TEST_CASE("a parameter steps for the optimizer that was made last, and for no other once that one is gone") {
   layers mine, theirs;
   optim::SGD plain(theirs.weights, optim::SGDOptions(0.1));
   std::optional<rt::offloaded<optim::SGD>> old(std::in_place, nullptr, rt::stepping::overlap, mine.weights, optim::SGDOptions(7));
@@ -198,7 +198,7 @@ TEST_CASE("a parameter steps for the optimizer that was made last, and for none 
   for (const auto& w : mine.weights) CHECK(::torch::autograd::impl::post_acc_grad_hooks(w) == nullptr);
 }
 
-TEST_CASE("a full disk and one that fails, while parameters step within the backward") {
+TEST_CASE("a full disk and a failing disk while parameters step within the backward") {
   layers mine, theirs;
   const system_restored guard;
   const auto disk = new_disk();
@@ -219,7 +219,7 @@ TEST_CASE("a full disk and one that fails, while parameters step within the back
   rt::files_of_system() = guard.before;
   give_gradients(plain);
   plain.step();
-  ours.step();  // there is room again
+  ours.step();  // there is space again
   REQUIRE(same_bits(mine.weights, theirs.weights));
   both();
   std::stringstream checkpoint;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A module twice, plain and planned, for the tests of hostile modules.
+/// A plain and a planned module, for tests of hostile modules.
 #pragma once
 
 #include <c10/core/CPUAllocator.h>
@@ -27,7 +27,7 @@ using at::Tensor;
 using Catch::Contains;
 using tensor_list = std::vector<Tensor>;
 
-/// A module that is what a test makes of it.
+/// A module with the given parameters and forward.
 struct any_module : ::torch::nn::Module {
   using step = std::function<tensor_list(any_module&, const tensor_list&)>;
   any_module(const tensor_list& given, step f) : run(std::move(f)) {
@@ -54,14 +54,14 @@ struct pair_of_modules {
     return make();
   }
 
-  /// One step of each, with inputs made anew from a seed, and all that can be seen of it.
-  /// @param use what the caller does with the outputs; gives the loss, or nothing
+  /// Runs one step of each module, with inputs made anew from a seed, and compares all observable results.
+  /// @param use the use of the outputs by the caller; returns the loss, or nothing
   void step(
       int seed, const std::function<tensor_list()>& inputs,
       const std::function<Tensor(const tensor_list&, const tensor_list&)>& use = [](const tensor_list& out, const tensor_list&) {
         Tensor sum = ::torch::zeros({});
         for (const auto& o : out)
-          if (o.requires_grad()) sum = sum + (o * o).sum();  // a gradient laid out like the output
+          if (o.requires_grad()) sum = sum + (o * o).sum();  // the gradient has the layout of the output
         return sum;
       }) {
     INFO("step " << seed);
@@ -114,7 +114,7 @@ struct pair_of_modules {
 
   std::shared_ptr<any_module> plain, planned;
   testing::runner run;
-  int turn = 0;  ///< of `step`: 0 the plain module, 1 the planned one
+  int turn = 0;  ///< in `step`: 0 for the plain module, 1 for the planned module
 };
 
 inline Tensor square() { return ::torch::randn({6, 6}); }

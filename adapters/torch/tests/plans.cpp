@@ -20,7 +20,7 @@ namespace rt = remat::pytorch;
 
 namespace {
 
-/// A folder of its own that goes away with it.
+/// A folder for one test, which is removed with this object.
 struct plan_folder {
   std::filesystem::path path = std::filesystem::temp_directory_path() / ("remat-plans-" + std::to_string(std::random_device{}()));
   ~plan_folder() { std::filesystem::remove_all(path); }
@@ -32,7 +32,7 @@ struct plan_folder {
   }
 };
 
-/// A start of a training: plans, and counts the searches.
+/// The start of a training: plans, and counts the searches.
 struct start {
   std::size_t searches = 0;
   std::vector<std::string> log;
@@ -59,7 +59,7 @@ struct start {
 
 }  // namespace
 
-TEST_CASE("a second start of a training takes the plan of the first") {
+TEST_CASE("a second start of a training takes the plan of the first from the cache") {
   ::torch::manual_seed(1);
   const plan_folder folder;
   const rt::plan_cache cache(folder.path);
@@ -74,17 +74,17 @@ TEST_CASE("a second start of a training takes the plan of the first") {
   CHECK(second.report.arena == first.report.arena);
   CHECK(same_bits(first.grads, second.grads));
 
-  SECTION("not for another budget, solver or model") {
+  SECTION("no plan is taken for another budget, solver or model") {
     CHECK(start(s, cache, "min_cut", "55%").searches > 0);
     CHECK(start(s, cache, "min_cut with options").searches > 0);
     CHECK(start(models::mlp(65, 32, 6), cache, "min_cut").searches > 0);
     CHECK(folder.files().size() == 4);
   }
-  SECTION("a solver without a name keeps nothing") {
+  SECTION("plans of a solver without a name are not cached") {
     CHECK(start(s, cache, "").searches > 0);
     CHECK(folder.files().size() == 1);
   }
-  SECTION("damaged files are written anew") {
+  SECTION("damaged files of the cache are written anew") {
     const auto file = folder.files()[0];
     const auto good = read_file(file, 1 << 24);
     auto lies = nlohmann::ordered_json::parse(good);
@@ -103,13 +103,13 @@ TEST_CASE("a second start of a training takes the plan of the first") {
       CHECK(start(s, cache, "min_cut").searches == 0);
     }
   }
-  SECTION("a folder that cannot be written costs nothing but time") {
+  SECTION("with a folder that cannot be written, each start searches") {
     CHECK(start(s, rt::plan_cache("/dev/null/plans"), "min_cut").searches > 0);
     CHECK(start(s, rt::plan_cache(""), "min_cut").searches > 0);
   }
 }
 
-TEST_CASE("plans that were used least recently go") {
+TEST_CASE("the cache removes the plans that were used least recently") {
   const plan_folder folder;
   result found;
   found.status = status::feasible;
@@ -125,7 +125,7 @@ TEST_CASE("plans that were used least recently go") {
   cache.store("b", found);
   cache.store("c", found);
   age("a", 3), age("b", 2), age("c", 1);
-  REQUIRE(cache.find("a"));  // used now
+  REQUIRE(cache.find("a"));  // updates the time of use
   CHECK(cache.find("a")->schedule == found.schedule);
   cache.store("d", found);
   CHECK(cache.find("a"));
@@ -134,7 +134,7 @@ TEST_CASE("plans that were used least recently go") {
   CHECK(cache.find("d"));
 }
 
-TEST_CASE("plans: a budget that was called known to do does, also when a later search finds nothing", "[device]") {
+TEST_CASE("plans: a known budget stays possible, even if a later search finds nothing", "[device]") {
   const on_test_device there;
   const plan_folder folder;
   ::torch::manual_seed(4);
@@ -157,7 +157,7 @@ TEST_CASE("plans: a budget that was called known to do does, also when a later s
   }
   REQUIRE(smallest > 0);
   tired = true;
-  o.limits.seconds = 1e-4;  // for what looks near store-all instead
+  o.limits.seconds = 1e-4;  // limits the search near store-all, too
   o.budget = smallest;
   testing::runner second(s.module, s.forward, o);
   auto& run = cached ? second : first;
@@ -179,18 +179,18 @@ TEST_CASE("plans: a layout that takes more each time is given more room each tim
     if (calls == 0) first = within - p.held_bytes();
     least = std::min(least, within - p.held_bytes());
     auto operations = p.operations();
-    for (auto& op : operations) op.seconds = 1;  // what is measured differs from run to run
+    for (auto& op : operations) op.seconds = 1;  // measured times vary between runs
     const problem even(p.name(), p.values(), std::move(operations), p.targets(), {}, p.backward_start());
-    return inner(even, within + first / 16 * ++calls, l, w);  // what it finds needs more than it was asked for, and ever more
+    return inner(even, within + first / 16 * ++calls, l, w);  // the schedule needs more than asked for, and more with each call
   };
   testing::runner r(s.module, s.forward, o);
   r.prepare(s.inputs);
   CHECK(r.report().recomputed > 0);
   CHECK(calls > 4);
-  CHECK(least > first / 4);  // and the smallest budget of all has not been looked for
+  CHECK(least > first / 4);  // the search did not ask for the smallest budget
 }
 
-TEST_CASE("plans: no solver is asked for less than nothing where layouts take much more than budgets", "[device]") {
+TEST_CASE("plans: no solver gets a negative budget if layouts take much more than budgets", "[device]") {
   const on_test_device there;
   ::torch::manual_seed(1);
   const auto s = models::mlp(256, 32, 12);
@@ -203,7 +203,7 @@ TEST_CASE("plans: no solver is asked for less than nothing where layouts take mu
   testing::runner r(s.module, s.forward, o);
   r.prepare(s.inputs);
   r.set_budget(r.report().held() + r.report().store_all / 8);
-  CHECK_THROWS_AS(r.prepare(s.inputs), error);  // whoever looks for the smallest budget checks what solvers say
+  CHECK_THROWS_AS(r.prepare(s.inputs), error);  // the search for the smallest budget checks the answers of solvers
   CHECK(least < r.report().store_all);
   CHECK(least >= 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hostile modules: hooks, shared memory, writes, members, autocast around parts.
+// Hostile modules: hooks, shared memory, writes, members, autocast in regions.
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
@@ -18,7 +18,7 @@
 
 using namespace probes_tests;
 
-TEST_CASE("hooks of parameters fire where eager fires them, also if they were there before", "[device]") {
+TEST_CASE("hooks of parameters fire as in eager mode, even hooks from before the capture", "[device]") {
   const on_test_device there;
   int calls[2] = {0, 0};
   pair_of_modules m([] {
@@ -33,7 +33,7 @@ TEST_CASE("hooks of parameters fire where eager fires them, also if they were th
 
 TEST_CASE("parameters that share memory, and modules that are registered twice", "[device]") {
   const on_test_device there;
-  SECTION("one flat tensor") {
+  SECTION("parameters in one flat tensor") {
     pair_of_modules m([] {
       auto made = with(
           {}, [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w(0)).tanh().matmul(self.w(1))}; });
@@ -45,7 +45,7 @@ TEST_CASE("parameters that share memory, and modules that are registered twice",
       return made;
     });
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
-    // One of them moves: the other stays.
+    // One parameter moves; the other stays.
     for (auto* x : {&m.plain, &m.planned}) (*x)->weights[1].set_data((*x)->weights[1].detach().clone());
     {
       at::NoGradGuard no_grad;
@@ -53,7 +53,7 @@ TEST_CASE("parameters that share memory, and modules that are registered twice",
     }
     for (int k = 3; k < 6; ++k) m.step(k, one_input);
   }
-  SECTION("a submodule twice") {
+  SECTION("a submodule that is registered twice") {
     pair_of_modules m([] {
       ::torch::nn::Linear shared(6, 6);
       auto made =
@@ -66,7 +66,7 @@ TEST_CASE("parameters that share memory, and modules that are registered twice",
   }
 }
 
-TEST_CASE("inputs that begin anywhere in their storage, seen as another type", "[device]") {
+TEST_CASE("inputs at any offset of their storage, viewed as another type", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
@@ -79,11 +79,11 @@ TEST_CASE("inputs that begin anywhere in their storage, seen as another type", "
   for (const int64_t from : {0, 4, 40, 76})
     m.step(static_cast<int>(from), [&] { return tensor_list{data.slice(0, from, from + 24).view({4, 6})}; });
   CHECK(data.storage().nbytes() == 400);
-  CHECK_THROWS_AS(m.run.forward({data.slice(0, 3, 27).view({4, 6})}), c10::Error);  // as in eager
+  CHECK_THROWS_AS(m.run.forward({data.slice(0, 3, 27).view({4, 6})}), c10::Error);  // as in eager mode
   CHECK(data.storage().nbytes() == 400);
 }
 
-TEST_CASE("what the backward reads must not change before it", "[device]") {
+TEST_CASE("a change of a tensor that the backward reads is an error", "[device]") {
   const on_test_device there;
   const auto make = [] {
     auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
@@ -111,7 +111,7 @@ TEST_CASE("what the backward reads must not change before it", "[device]") {
   m.step(2, one_input);
 }
 
-TEST_CASE("writes of the step show in versions, and outputs share them", "[device]") {
+TEST_CASE("writes of a step increase versions, and outputs share them", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
@@ -147,7 +147,7 @@ TEST_CASE("writes of the step show in versions, and outputs share them", "[devic
   CHECK_THROWS_WITH(loss.backward(), Contains("modified by an inplace operation"));
 }
 
-TEST_CASE("an output with a gradient in the memory of a parameter must stay as it is", "[device]") {
+TEST_CASE("an output that shares the memory of a parameter must not change before the backward", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
@@ -164,7 +164,7 @@ TEST_CASE("an output with a gradient in the memory of a parameter must stay as i
   CHECK_THROWS_WITH(loss.backward(), Contains("modified by an inplace operation"));
 }
 
-TEST_CASE("members that are replaced are noticed", "[device]") {
+TEST_CASE("replaced members are noticed", "[device]") {
   const on_test_device there;
   const auto make = [] {
     auto made =
@@ -182,7 +182,7 @@ TEST_CASE("members that are replaced are noticed", "[device]") {
   }
 }
 
-TEST_CASE("memory read directly while capturing is refused, and scalars are for `verify` and `invalidate`") {
+TEST_CASE("direct reads of memory during a capture are refused, and changed scalars are found by `verify` or need `invalidate`") {
   SECTION("an accessor of an integer input") {
     pair_of_modules m([] {
       return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
@@ -191,7 +191,7 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
     });
     CHECK_THROWS_WITH(m.run.forward({::torch::randn({4, 6}), ::torch::full({1}, 3, ::torch::kLong)}), Contains("directly"));
   }
-  SECTION("an activation") {
+  SECTION("a data pointer of an activation") {
     pair_of_modules m([] {
       return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         auto y = x[0].matmul(self.w());
@@ -200,7 +200,7 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
     });
     CHECK_THROWS_WITH(m.run.forward(one_input()), Contains("directly"));
   }
-  SECTION("a scalar") {
+  SECTION("a scalar member") {
     auto o = testing::quick();
     o.verify = 100;
     pair_of_modules m(
@@ -245,7 +245,7 @@ TEST_CASE("verify compares outputs, buffers, generator and gradients, and change
   for (int k = 0; k < 5; ++k) m.step(k, [] { return tensor_list{::torch::randn({4, 6}).requires_grad_()}; });
 }
 
-TEST_CASE("a plain forward that fails beside a planned step leaves everything as it was", "[device]") {
+TEST_CASE("a failing plain forward beside a planned step has no side effects", "[device]") {
   const on_test_device there;
   auto o = testing::quick();
   o.verify = 100;
@@ -308,7 +308,7 @@ TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the
         in[which] = one_input();
         {
           autocast on(true);
-          if (k == 1) m.plain->forward(in[which]), m.planned->forward(in[which]);  // casts are in the cache
+          if (k == 1) m.plain->forward(in[which]), m.planned->forward(in[which]);  // fills the cache of casts
           if (k == 1) at::autocast::clear_cache();
           out[which] = which == 0 ? m.plain->forward(in[which]) : m.run.forward(in[which]);
           if (k == 2) CHECK(same_bits(m.planned->forward(in[which])[0], out[which][0]));  // the plain module still works
@@ -320,7 +320,7 @@ TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the
     }
     m.zero_grad();
   }
-  for (int k = 0; k < 2; ++k) m.step(k, one_input);  // without
+  for (int k = 0; k < 2; ++k) m.step(k, one_input);  // without autocast
   autocast on(true);
   auto loss = m.run.forward(one_input())[0].to(at::kFloat).sum();
   CHECK_THROWS_WITH(loss.backward(), Contains("autocast"));

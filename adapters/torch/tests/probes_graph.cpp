@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hostile modules: what the graph leads to, masks of dropout, parts that come later.
+// Hostile modules: the autograd graph, dropout masks, modules and parameters that are added later.
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
@@ -41,7 +41,7 @@ TEST_CASE("probes: outputs that need no gradient", "[device]") {
   for (int i = 0; i < 3; ++i) m.step(i, inputs, nothing);
 }
 
-TEST_CASE("probes: a forward under autocast that runs once more after it", "[device]") {
+TEST_CASE("probes: a forward under autocast that runs a second time outside of autocast", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     return std::make_shared<any_module>(std::initializer_list<Tensor>{::torch::rand({8, 8}), ::torch::rand({8, 8})},
@@ -87,7 +87,7 @@ TEST_CASE("probes: dropout in attention under autocast", "[device]") {
         });
 }
 
-TEST_CASE("probes: running statistics of a forward that runs once more", "[device]") {
+TEST_CASE("probes: running statistics of a forward that runs a second time", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     auto made = std::make_shared<any_module>(
@@ -111,7 +111,7 @@ TEST_CASE("probes: running statistics of a forward that runs once more", "[devic
   }
 }
 
-TEST_CASE("probes: the graph leads to what an output depends on, and to nothing else", "[device]") {
+TEST_CASE("probes: the autograd graph of an output leads to its dependencies and nothing else", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     return with({square(), square(), square()}, [](any_module& self, const tensor_list& x) -> tensor_list {
@@ -129,13 +129,13 @@ TEST_CASE("probes: the graph leads to what an output depends on, and to nothing 
     m.step(i, inputs, [&](const tensor_list& out, const tensor_list& in) {
       if (m.turn == 1) {
         std::vector<const ::torch::autograd::Node*> ends;
-        const auto step = out[0].grad_fn()->next_edge(0).function;  // behind the output
+        const auto step = out[0].grad_fn()->next_edge(0).function;  // the node behind the output
         for (const auto& edge : step->next_edges()) ends.push_back(edge.function.get());
         const auto leads_to = [&](const Tensor& t) {
           return std::count(ends.begin(), ends.end(), ::torch::autograd::impl::gradient_edge(t).function.get()) == 1;
         };
         CHECK(leads_to(m.planned->w(0)));
-        CHECK(leads_to(m.planned->w(1)));  // also where this loss does not use its output
+        CHECK(leads_to(m.planned->w(1)));  // even if this loss does not use its output
         CHECK_FALSE(leads_to(m.planned->w(2)));
         CHECK(leads_to(in[0]));
         CHECK_FALSE(leads_to(in[1]));
@@ -151,7 +151,7 @@ TEST_CASE("probes: the graph leads to what an output depends on, and to nothing 
 
 namespace {
 
-/// Computes its values once more in the backward, from the same state of the generator, as `torch.utils.checkpoint` does.
+/// Recomputes its values in the backward from the same generator state, as `torch.utils.checkpoint` does.
 struct recomputing : ::torch::autograd::Function<recomputing> {
   static std::pair<Tensor, Tensor> values(const Tensor& x) {
     const auto e = x.exp();
@@ -178,7 +178,7 @@ struct recomputing : ::torch::autograd::Function<recomputing> {
 
 }  // namespace
 
-TEST_CASE("probes: what a backward computes as the forward did is one with it") {
+TEST_CASE("probes: a recomputation in the backward is merged with the operations of the forward") {
   for (const bool other : {false, true}) {
     INFO("another draw " << other);
     pair_of_modules m([other] {
@@ -210,7 +210,8 @@ TEST_CASE("probes: modules on other devices are refused") {
 
 namespace {
 
-/// `bernoulli_` draws one number of the generator after the other, as PyTorch's distributions do. Not so on some machines.
+/// Whether `bernoulli_` draws one number after another from the generator, like PyTorch's distributions. On some machines it does
+/// not.
 bool draws_one_by_one() {
   auto ours = at::detail::createCPUGenerator(3), theirs = at::detail::createCPUGenerator(3);
   const auto drawn = ::torch::empty({100}).bernoulli_(0.4, theirs);
@@ -222,7 +223,7 @@ bool draws_one_by_one() {
 
 }  // namespace
 
-TEST_CASE("probes: masks of dropout as bits") {
+TEST_CASE("probes: dropout masks are kept as bits") {
   const bool bits = draws_one_by_one();
   using change = std::function<Tensor(const Tensor&)>;
   const std::vector<std::pair<std::string, change>> uses = {
@@ -272,7 +273,7 @@ TEST_CASE("probes: masks of dropout as bits") {
   }
 }
 
-TEST_CASE("probes: bits are drawn as bernoulli_ draws them") {
+TEST_CASE("probes: bits are drawn like the numbers of bernoulli_") {
   const auto draw = c10::Dispatcher::singleton().findSchemaOrThrow("remat::draw", "");
   if (!draws_one_by_one()) {
     torch::jit::Stack stack{8, 0.5};
@@ -299,7 +300,7 @@ TEST_CASE("probes: bits are drawn as bernoulli_ draws them") {
     }
 }
 
-TEST_CASE("probes: modules and parameters that come later, and modes of parts", "[device]") {
+TEST_CASE("probes: modules and parameters that are added later, and training modes of parts", "[device]") {
   const on_test_device there;
   const auto part = [] { return with({square()}, [](any_module&, const tensor_list& x) { return x; }); };
   pair_of_modules m([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hostile modules: memory that is kept or foreign, gradients, generators.
+// Hostile modules: kept and foreign memory, gradients, generators.
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
@@ -17,7 +17,7 @@
 
 using namespace probes_tests;
 
-TEST_CASE("other shapes do not keep the memory of the last ones", "[device]") {
+TEST_CASE("a step with another shape does not keep the memory of the previous shape", "[device]") {
   const on_test_device there;
   pair_of_modules m([] {
     return with({::torch::randn({64, 64})}, [](auto& self, const tensor_list& x) -> tensor_list {
@@ -31,7 +31,7 @@ TEST_CASE("other shapes do not keep the memory of the last ones", "[device]") {
   bytes_t alone = 0;
   for (const int64_t batch : {512, 511, 512, 511}) {
     rt::meter::reset_peak();
-    const auto loss = m.run.forward({::torch::randn({batch, 64})})[0].sum();  // nothing holds the output
+    const auto loss = m.run.forward({::torch::randn({batch, 64})})[0].sum();  // nobody holds the output
     loss.backward();
     m.planned->zero_grad();
     if (alone == 0) alone = rt::meter::peak() - base;
@@ -45,7 +45,7 @@ TEST_CASE("other shapes do not keep the memory of the last ones", "[device]") {
   m.step(3, [] { return tensor_list{::torch::randn({512, 64})}; });
 }
 
-TEST_CASE("memory that an operator keeps, or another allocator takes over, is noticed") {
+TEST_CASE("memory that an operator keeps, and another allocator, are noticed") {
   struct front : c10::Allocator {
     c10::Allocator* base = c10::GetCPUAllocator();
     c10::DataPtr allocate(std::size_t n) override { return base->allocate(n); }
@@ -77,7 +77,7 @@ TEST_CASE("memory that an operator keeps, or another allocator takes over, is no
   CHECK(planned.finished());
 }
 
-TEST_CASE("gradients are added to those that are there as soon as they are complete", "[device]") {
+TEST_CASE("gradients are added to existing gradients as soon as they are complete", "[device]") {
   const on_test_device there;
   auto deep = [] {
     tensor_list weights;
@@ -90,7 +90,7 @@ TEST_CASE("gradients are added to those that are there as soon as they are compl
   };
   const auto input = [] { return tensor_list{::torch::randn({4, 128})}; };
   const auto both = [](const tensor_list& out, const tensor_list&) { return (out[0] * out[0]).sum() + out[1]; };
-  SECTION("in the memory of one set") {
+  SECTION("in the memory of one set of gradients") {
     pair_of_modules m(deep);
     const bytes_t set = 12 * 128 * 128 * 4;
     m.step(0, input, both);
@@ -112,7 +112,7 @@ TEST_CASE("gradients are added to those that are there as soon as they are compl
     CHECK(m.planned->w().grad().is_same(first));
     CHECK(first._version() == second._version());
     m.step(4, input, [](const tensor_list& out, const tensor_list&) { return out[1]; });  // another use of the outputs
-    m.step(5, input, [&](const tensor_list& out, const tensor_list&) {                    // gradients go between the halves
+    m.step(5, input, [&](const tensor_list& out, const tensor_list&) {  // gradients are reset between forward and backward
       (m.turn == 0 ? m.plain : m.planned)->zero_grad();
       return (out[0] * out[0]).sum() + out[1];
     });
@@ -121,7 +121,7 @@ TEST_CASE("gradients are added to those that are there as soon as they are compl
       out[1].backward({}, true);
       return Tensor();
     });
-    m.step(9, input, [&](const tensor_list& out, const tensor_list&) {  // not for `.grad`
+    m.step(9, input, [&](const tensor_list& out, const tensor_list&) {  // gradients that do not go to `.grad`
       const auto& self = m.turn == 0 ? m.plain : m.planned;
       const auto g = ::torch::autograd::grad({out[1]}, {self->w()})[0];
       self->w().mutable_grad().mul_(g.sum());
@@ -150,10 +150,10 @@ TEST_CASE("gradients are None where the used outputs do not lead", "[device]") {
   }
 }
 
-TEST_CASE("the generator, set and read by the module in any way", "[device]") {
+TEST_CASE("modules that set and read the generator in any way", "[device]") {
   const on_test_device there;
   auto generator = at::detail::getDefaultCPUGenerator();
-  SECTION("linked draws of different length") {
+  SECTION("draws of different length from one state") {
     pair_of_modules m([generator]() mutable {
       return with({square()}, [generator](auto& self, const tensor_list& x) mutable -> tensor_list {
         const auto before = generator.get_state();
@@ -166,7 +166,7 @@ TEST_CASE("the generator, set and read by the module in any way", "[device]") {
     });
     for (int k = 0; k < 4; ++k) m.step(k, one_input);
   }
-  SECTION("a seed of its own") {
+  SECTION("a seed set by the module") {
     pair_of_modules m([generator]() mutable {
       return with({square()}, [generator](auto& self, const tensor_list& x) mutable -> tensor_list {
         const auto before = generator.get_state();
@@ -179,7 +179,7 @@ TEST_CASE("the generator, set and read by the module in any way", "[device]") {
     });
     for (const int k : {0, 11, 2}) m.step(k, one_input);
   }
-  SECTION("left where the forward found it") {
+  SECTION("a generator state that the module restores") {
     pair_of_modules m([generator]() mutable {
       return with({square()}, [generator](auto& self, const tensor_list& x) mutable -> tensor_list {
         const auto before = generator.get_state();
@@ -190,7 +190,7 @@ TEST_CASE("the generator, set and read by the module in any way", "[device]") {
     });
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
   }
-  SECTION("a throw in a recomputed draw") {
+  SECTION("a dropout") {
     pair_of_modules m([] {
       return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         return {::torch::dropout(x[0].matmul(self.w()), 0.5, true)};
@@ -200,7 +200,7 @@ TEST_CASE("the generator, set and read by the module in any way", "[device]") {
   }
 }
 
-TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a backward within the forward") {
+TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, and a backward within the forward") {
   SECTION("from_blob above and below 1 MiB") {
     for (const int64_t rows : {4, 60000}) {
       pair_of_modules m([rows] {
@@ -232,7 +232,7 @@ TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a back
     });
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
   }
-  SECTION("a backward of its own") {
+  SECTION("a backward within the forward") {
     pair_of_modules m([] {
       return with({square(), square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         x[0].matmul(self.w(1)).sum().backward();

@@ -33,7 +33,7 @@ program step_of(const models::sample& s) {
   return *capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers()).step;
 }
 
-/// A file in a directory of its own that goes away with it.
+/// A file in a temporary directory, which is removed with this object.
 struct temporary {
   std::filesystem::path directory =
       std::filesystem::temp_directory_path() / ("remat-profile-" + std::to_string(std::random_device{}()));
@@ -43,7 +43,7 @@ struct temporary {
 
 }  // namespace
 
-TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
+TEST_CASE("profile gives nodes costs and scripts, shares equal nodes, and has no side effects") {
   ::torch::manual_seed(1);
   const auto s = models::conv();
   const auto step = step_of(s);
@@ -82,7 +82,7 @@ TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
   CHECK(again.seconds() == p.seconds());
 }
 
-TEST_CASE("nodes that are like known ones, but for sizes, are not measured") {
+TEST_CASE("nodes that equal known nodes except for sizes are not measured") {
   ::torch::manual_seed(1);
   const auto small = step_of(models::mlp(7, 24, 3)), large = step_of(models::mlp(77, 40, 5));
   const auto known = profile(small, {.cache = {}, .seconds = 0});
@@ -102,7 +102,7 @@ TEST_CASE("nodes that are like known ones, but for sizes, are not measured") {
   }
 }
 
-TEST_CASE("events of the device tell what nodes take, not the host's clock", "[accelerator]") {
+TEST_CASE("the device's events measure the time of nodes, not the clock of the host", "[accelerator]") {
   if (!hardware::emulated()) return;
   const on_test_device there;
   ::torch::nn::Sequential net(::torch::nn::Linear(16, 16), ::torch::nn::Tanh(), ::torch::nn::Linear(16, 16));
@@ -115,7 +115,7 @@ TEST_CASE("events of the device tell what nodes take, not the host's clock", "[a
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
-TEST_CASE("what another thread draws while a step is measured is its own") {
+TEST_CASE("draws of another thread during a profile are not affected") {
   ::torch::nn::Sequential net(::torch::nn::Linear(16, 16), ::torch::nn::Tanh(), ::torch::nn::Linear(16, 16));
   const auto forward = [&](const std::vector<at::Tensor>& in) { return std::vector<at::Tensor>{net->forward(in[0])}; };
   const auto step = *capture(forward, {::torch::randn({4, 16})}, net->parameters(), {}).step;
@@ -134,7 +134,7 @@ TEST_CASE("what another thread draws while a step is measured is its own") {
   for (const auto x : drawn) REQUIRE(::torch::rand({}).item<double>() == x);
 }
 
-TEST_CASE("the cache file serves other processes; a damaged one is measured anew") {
+TEST_CASE("other processes use the cache file, and replace a damaged file by new measurements") {
   ::torch::manual_seed(1);
   temporary t;
   const auto first = profile(step_of(models::mlp(3, 24, 3)), {.cache = t.file, .seconds = 0});
@@ -145,7 +145,7 @@ TEST_CASE("the cache file serves other processes; a damaged one is measured anew
   auto& entries = document.at("machines").begin().value();
   CHECK(entries.size() == first.measured);
 
-  // Times that no measurement gives tell what comes from the file; other sizes are not known to this process yet.
+  // Impossible times show which entries come from the file. This process does not know the other sizes yet.
   const auto next = step_of(models::mlp(5, 24, 3));
   for (const char* text : {"", "{", "[1, 2]", "{\"format\": \"remat-torch-profile\", \"version\": 1, \"machines\": 7}"}) {
     std::ofstream(t.file) << text;
@@ -158,13 +158,13 @@ TEST_CASE("the cache file serves other processes; a damaged one is measured anew
   const auto known = profile(next, {.cache = t.file, .seconds = 0});
   CHECK(known.measured > 0);
 
-  SECTION("a file that cannot be written costs nothing but time") {
+  SECTION("with a file that cannot be written, the profile is measured") {
     const auto p = profile(step_of(models::mlp(6, 24, 3)), {.cache = "/dev/null/profile.json", .seconds = 0});
     CHECK(p.measured > 0);
   }
 }
 
-TEST_CASE("a large cache file is not written for a few entries") {
+TEST_CASE("a large cache file is not rewritten for a few entries") {
   ::torch::manual_seed(1);
   temporary t;
   std::size_t measured = profile(step_of(models::mlp(40, 24, 3)), {.cache = t.file, .seconds = 0}).measured;
@@ -179,13 +179,13 @@ TEST_CASE("a large cache file is not written for a few entries") {
   CHECK(std::filesystem::file_size(t.file) == size);
   for (int64_t batch = 42; batch < 142 && std::filesystem::file_size(t.file) == size; ++batch)
     measured += profile(step_of(models::mlp(batch, 24, 3)), {.cache = t.file, .seconds = 0}).measured;
-  CHECK(measured > 50);  // each is worth some KiB
+  CHECK(measured > 50);  // an entry takes some KiB
   const auto written = nlohmann::json::parse(read_file(t.file, 1 << 24));
   CHECK(written.dump().size() > size);
   CHECK(written.at("machines").contains("another"));
 }
 
-TEST_CASE("costs of a device that is not there") {
+TEST_CASE("estimate gives the costs of a device by its roofline") {
   ::torch::manual_seed(1);
   auto conv = std::make_shared<::torch::nn::Conv2dImpl>(::torch::nn::Conv2dOptions(4, 6, 3).groups(2).bias(false));
   auto up =
@@ -219,7 +219,7 @@ TEST_CASE("costs of a device that is not there") {
   all("aten::_scaled_dot_product_flash_attention_for_cpu", {4.0 * 2 * 4 * 8 * 8 * 16});
   all("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
       {10.0 * 2 * 4 * 8 * 8 * 16 + 2 * 1024});                 // and sums of its results
-  all("aten::_to_copy+aten::exp", {2 * 512 + 2.0 * 2 * 512});  // the latter at half the rate
+  all("aten::_to_copy+aten::exp", {2 * 512 + 2.0 * 2 * 512});  // the exponential at half the rate
 
   const auto moved = estimate(step, [](at::ScalarType) { return roofline{1e30, 1e9}; });
   for (std::size_t i = 0; i < step.nodes.size(); ++i)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Modules that run by plans made quickly.
+/// Modules that run by quickly made plans.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ constexpr double slower = 20;
 constexpr double slower = 1;
 #endif
 
-/// A solver of the compiled library: one that is compiled with the tests takes several times as long, as these are hardly
-/// optimised.
+/// A solver from the compiled library. A solver compiled with the tests would take several times as long, because the tests are
+/// hardly optimised.
 inline remat::pytorch::plan_solver named(const char* method, const remat::registry::option_values& options = {}) {
   return [solver = remat::registry::find(method).make("auto", options)](
              const remat::problem& p, remat::bytes_t within, const remat::limits& l, const remat::pytorch::plan_observer& watch) {
@@ -28,7 +28,7 @@ inline remat::pytorch::plan_solver named(const char* method, const remat::regist
   };
 }
 
-/// @param seconds for a search, of an ordinary build
+/// @param seconds time limit of a search, in an ordinary build
 inline remat::pytorch::wrap_options quick(const remat::pytorch::budget& b = "100%", double seconds = 5) {
   remat::pytorch::wrap_options o;
   o.budget = b;

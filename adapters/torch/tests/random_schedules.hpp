@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Random schedules of captured steps, and what they leave.
+/// Random schedules of captured steps, and the results of their execution.
 #pragma once
 
 #include <torch/torch.h>
@@ -41,10 +41,10 @@ inline prepared prepare(const models::sample& s) {
   return x;
 }
 
-/// A layout as the heuristics find it, where a test needs no better one.
+/// The layout of the heuristics, for tests that need no better one.
 constexpr layout_options first_layout = {.tries = 0};
 
-/// First computations in order; before each node, some random ones run again together with all they need.
+/// First computations in order. Before each node, some random nodes run again, together with everything they need.
 inline schedule random_schedule(const problem& p, unsigned seed, double share) {
   std::mt19937 random(seed);
   std::vector<operation_id> order;
@@ -59,7 +59,7 @@ inline schedule random_schedule(const problem& p, unsigned seed, double share) {
   return with_drops(p, order);
 }
 
-/// Drops what the backward needs of the forward, and computes it again where it is needed first.
+/// Drops all values of the forward that the backward needs, and recomputes each before its first use there.
 inline schedule recompute_all(const problem& p, index_t loss) {
   std::vector<operation_id> order;
   std::vector<bool> there(p.values().size(), false);
@@ -78,7 +78,7 @@ inline schedule recompute_all(const problem& p, index_t loss) {
   return with_drops(p, order);
 }
 
-/// The same computations; values go to far memory and come back at random, and what starts there is fetched.
+/// The same computations. Values go to far memory and come back at random, and values that start there are fetched.
 inline schedule with_random_copies(const problem& p, const schedule& s, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<bool> here(p.values().size()), far(p.values().size()), wanted(p.values().size());
@@ -120,7 +120,7 @@ inline schedule with_random_copies(const problem& p, const schedule& s, unsigned
   return made;
 }
 
-/// Copies that begin late.
+/// A link whose copies begin late.
 class late_link final : public remat::pytorch::link {
  public:
   explicit late_link(unsigned seed) : random_(seed) {}
@@ -162,8 +162,8 @@ inline outcome eager(const models::sample& s) {
   return r;
 }
 
-/// Gradients of the parameters that require one, undefined where there is none.
-/// @param given what `take` was given, if it was
+/// Gradients of the parameters that require one; undefined if there is none.
+/// @param given the gradients that `take` received
 inline outcome finished(const models::sample& s, executor& e, const std::vector<at::Tensor>& outputs, const bindings& tensors,
                         const executor::taker& take = {}, const std::vector<at::Tensor>& taken = {}) {
   outcome r;

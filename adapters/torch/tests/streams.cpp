@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accelerators: order, lifetime and failures of regions, streams, events and copies; how devices are found.
+// Accelerators: order, lifetime and failures of regions, streams, events and copies; selection of devices.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "devices.hpp"
-// after PyTorch, which has a CHECK of its own
+// after PyTorch, which has its own CHECK
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
@@ -28,7 +28,7 @@ std::string reason_of_failure(const ticket& t) {
   return "";
 }
 
-/// Bytes of a region as a tensor.
+/// The bytes of a region as a tensor.
 at::Tensor bytes_in(const std::shared_ptr<region>& r, bytes_t offset, bytes_t bytes) {
   const c10::Storage s(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes),
                        c10::DataPtr(r->data() + offset, r->on()), nullptr, false);
@@ -41,9 +41,9 @@ c10::Stream another_stream() {
 
 }  // namespace
 
-TEST_CASE("copies on streams come in order, after what they wait for, and kernels after them", "[accelerator]") {
+TEST_CASE("copies on streams run in order, after their tickets and before the kernels that wait for them", "[accelerator]") {
   const hardware::option late("late", 100);
-  if (hardware::emulated()) CHECK(hardware::get("late") == 100);  // options work before the device is used
+  if (hardware::emulated()) CHECK(hardware::get("late") == 100);  // options work before the first use of the device
   auto& d = tested_accelerator();
   const auto far = on_host(test_device());
   constexpr bytes_t bytes = 1024;
@@ -57,7 +57,7 @@ TEST_CASE("copies on streams come in order, after what they wait for, and kernel
     bytes_in(here, 0, bytes).fill_(round);
     const auto out = far.out->copy({beyond, 0, bytes}, {here, 0, bytes}, {d.mark()});
     const auto back = far.in->copy({here, bytes, bytes}, {beyond, 0, bytes}, {out});
-    d.wait(out);  // the place is written again
+    d.wait(out);  // the next line overwrites the source
     bytes_in(here, 0, bytes).fill_(99);
     d.wait(back);
     wrong += !at::equal(bytes_in(here, bytes, bytes), at::full({bytes}, round, bytes_on_accelerator()));
@@ -73,21 +73,21 @@ TEST_CASE("copies on streams come in order, after what they wait for, and kernel
   far.out->copy({beyond, 0, 0}, {here, 0, 0})->wait();
 }
 
-TEST_CASE("regions are held until their copies are done, and their bytes count once", "[accelerator]") {
+TEST_CASE("regions live until their copies end, and their bytes count once", "[accelerator]") {
   auto& d = tested_accelerator();
   const auto before = d.use().live;
   auto far = on_host(test_device(), 1 << 20);
   {
     const hardware::option late("late", 20000);
     far.out->copy({far.memory->reserve(1 << 20), 0, 1 << 20}, {d.memory().reserve(1 << 20), 0, 1 << 20});
-    CHECK(far.memory->reserve(1 << 20) != nullptr);  // waits for the copy that holds the limit
+    CHECK(far.memory->reserve(1 << 20) != nullptr);  // waits for the copy that uses up the limit
   }
   far.out.reset();
   d.mark()->wait();
   CHECK(d.use().live == before);
 }
 
-TEST_CASE("a device without memory left says how much it has", "[accelerator]") {
+TEST_CASE("the error for a device without free memory tells the available bytes", "[accelerator]") {
   auto& d = tested_accelerator();
   const auto far = on_host(test_device(), 10000);
   const auto wanted = d.total_bytes() + (1 << 20);
@@ -106,7 +106,7 @@ TEST_CASE("a device without memory left says how much it has", "[accelerator]") 
   CHECK_THROWS_AS(on_host(test_device(), -1), bad_option);
 }
 
-TEST_CASE("arenas are in PyTorch's statistics, pinned memory is in the meter", "[accelerator]") {
+TEST_CASE("arenas count in PyTorch's statistics, and pinned memory in the meter", "[accelerator]") {
   auto& d = tested_accelerator();
   d.empty_cache();
   const auto before = d.use();
@@ -120,8 +120,8 @@ TEST_CASE("arenas are in PyTorch's statistics, pinned memory is in the meter", "
   CHECK(d.free_bytes() <= d.total_bytes());
 }
 
-TEST_CASE("copies that fail say so, and others go on", "[accelerator]") {
-  if (!hardware::emulated()) return;  // a real device that fails does not come back
+TEST_CASE("a failed copy reports its error, and other copies still work", "[accelerator]") {
+  if (!hardware::emulated()) return;  // a real device does not recover from a failure
   auto& d = tested_accelerator();
   const auto far = on_host(test_device());
   const auto here = d.memory().reserve(100), beyond = far.memory->reserve(100);
@@ -140,7 +140,7 @@ TEST_CASE("copies that fail say so, and others go on", "[accelerator]") {
   CHECK_NOTHROW(d.wait(nullptr));
 }
 
-TEST_CASE("memory of a device goes to a file and back by way of the host", "[accelerator]") {
+TEST_CASE("memory of a device goes to a file and back through the host", "[accelerator]") {
   auto& d = tested_accelerator();
   constexpr bytes_t bytes = (9 << 20) + 4096;  // more than two pieces
   const auto disk = on_disk(std::filesystem::temp_directory_path().string());
@@ -156,7 +156,7 @@ TEST_CASE("memory of a device goes to a file and back by way of the host", "[acc
   CHECK(found == sent);
 }
 
-TEST_CASE("rates of streams are measured, and kernels are timed by the device", "[accelerator]") {
+TEST_CASE("measure_rates and the events of the device give plausible times", "[accelerator]") {
   auto& d = tested_accelerator();
   const auto rates = measure_rates(d, on_host(test_device()), 1 << 20);
   CHECK(rates.to_host > 0);
@@ -167,7 +167,7 @@ TEST_CASE("rates of streams are measured, and kernels are timed by the device", 
   CHECK(d.seconds(from, d.mark_time()) >= 0);
 }
 
-TEST_CASE("an arena waits for streams that PyTorch was told of by record_stream", "[accelerator]") {
+TEST_CASE("an arena waits for streams announced by record_stream", "[accelerator]") {
   const hardware::option late("late", 3000);
   auto& d = tested_accelerator();
   const auto arena = d.memory().reserve(1 << 16);
@@ -178,7 +178,7 @@ TEST_CASE("an arena waits for streams that PyTorch was told of by record_stream"
     const auto t = bytes_in(arena, 0, 1 << 16);
     t.fill_(round);
     const auto side = another_stream();
-    const auto to = at::empty({1 << 16}, bytes_on_accelerator());  // which deterministic algorithms fill
+    const auto to = at::empty({1 << 16}, bytes_on_accelerator());  // deterministic algorithms fill new tensors
     const auto written = d.mark();
     {
       const c10::StreamGuard guard(side);
@@ -194,7 +194,7 @@ TEST_CASE("an arena waits for streams that PyTorch was told of by record_stream"
   CHECK(hardware::races() == "");
 }
 
-TEST_CASE("allocations of another stream or device do not lie in an arena", "[accelerator]") {
+TEST_CASE("allocations on another stream or device are not placed in an arena", "[accelerator]") {
   auto& d = tested_accelerator();
   const auto arena = d.memory().reserve(8192);
   const std::vector<planned_block> blocks = {{4096, 0, arena->data(), false}, {4096, 0, arena->data() + 4096, false}};
@@ -222,7 +222,7 @@ TEST_CASE("allocations of another stream or device do not lie in an arena", "[ac
   CHECK(plan->unplanned() == 0);
 }
 
-TEST_CASE("devices are found by where tensors are, or it is said why not") {
+TEST_CASE("device_of finds the device of tensors, or gives the reason why not") {
   CHECK(&device_of(c10::kCPU) == &host_device());
   CHECK_THROWS_AS(device_of(c10::kMeta), not_available);
   CHECK_THROWS_AS(on_host(c10::kMeta), not_available);
@@ -238,7 +238,7 @@ TEST_CASE("devices are found by where tensors are, or it is said why not") {
       CHECK(x.total > 0);
       CHECK(device_of(x.which).which().type() == x.which.type());
     } else {
-      CHECK(x.problem.find('\n') == std::string::npos);  // one sentence
+      CHECK(x.problem.find('\n') == std::string::npos);  // a single line
       CHECK_THROWS_AS(device_of(x.which), not_available);
     }
   }

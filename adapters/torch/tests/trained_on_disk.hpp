@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Trainings with tensors on a disk next to plain ones.
+/// Trainings with tensors on a disk, compared with plain trainings.
 #pragma once
 
 #include <torch/torch.h>
@@ -35,13 +35,13 @@ inline std::shared_ptr<rt::disk> new_disk(remat::bytes_t limit = remat::max_byte
   return std::make_shared<rt::disk>(scratch(), limit);
 }
 
-/// The system as it was, at the end.
+/// Restores the system calls at the end of the scope.
 struct system_restored {
   ~system_restored() { rt::files_of_system() = before; }
   rt::file_calls before = rt::files_of_system();
 };
 
-/// A system that tells what is written into a folder.
+/// A system that reads its state from files in a folder.
 struct told_system {
   told_system() { rt::root_of_system() = folder.string(); }
   ~told_system() {
@@ -52,7 +52,7 @@ struct told_system {
     std::filesystem::create_directories((folder / file).parent_path());
     std::ofstream(folder / file) << text;
   }
-  /// @param bytes free, of 1 GiB
+  /// @param bytes free memory, of 1 GiB
   void machine(remat::bytes_t bytes) const {
     write("proc/meminfo", "MemTotal:  1048576 kB\nMemFree: 17 kB\nMemAvailable:  " + std::to_string(bytes / 1024) + " kB\n");
   }
@@ -61,7 +61,7 @@ struct told_system {
       std::filesystem::temp_directory_path() / ("remat-told-" + std::to_string(static_cast<long>(getpid())));
 };
 
-/// A gradient of each parameter that is not one of `but`.
+/// Gives each parameter except `but` a gradient.
 template <class Optimizer>
 inline void give_gradients(Optimizer& of, double scale = 1, std::optional<Tensor> but = {}) {
   Tensor loss = at::zeros({});
@@ -82,12 +82,12 @@ inline std::vector<Tensor> gradients(const models::sample& of) {
   return all;
 }
 
-/// A wide layer and small ones, with gradients that a generator gives: bytes on the disk, and in memory.
+/// A large layer and small layers with random gradients: some tensors go to the disk, others stay in memory.
 struct layers {
   layers() {
     ::torch::manual_seed(3);
     for (const auto width : {64, 1, 40}) weights.push_back(at::randn({width, 64}).requires_grad_());
-    weights.push_back(at::randn({32, 48}).t().requires_grad_());  // dense, in another order
+    weights.push_back(at::randn({32, 48}).t().requires_grad_());  // dense, with permuted dimensions
   }
   void draw_gradients(int step) {
     for (std::size_t i = 0; i < weights.size(); ++i)
@@ -111,7 +111,7 @@ inline std::vector<Tensor> states_of(Optimizer& of, const std::vector<Tensor>& p
   return all;
 }
 
-/// Two optimizers, one of them on a disk, that start alike; groups with options of their own.
+/// Two optimizers with equal starts and several groups of options, one of them on a disk.
 template <class Plain, class Options>
 inline void compare_with_plain(const Options& first, const Options& second, bool stateless = false,
                                rt::stepping when = rt::stepping::after) {
@@ -125,7 +125,7 @@ inline void compare_with_plain(const Options& first, const Options& second, bool
   const auto disk = new_disk();
   Plain plain(groups(theirs), first);
   rt::offloaded<Plain> ours(disk, when, groups(mine), first);
-  const auto exchange = [&] {  // a checkpoint, from one to the other and back
+  const auto exchange = [&] {  // a checkpoint, from one optimizer to the other and back
     std::stringstream of_plain, of_ours;
     ::torch::save(plain, of_plain);
     ::torch::save(ours, of_ours);
@@ -146,7 +146,7 @@ inline void compare_with_plain(const Options& first, const Options& second, bool
         l->draw_gradients(step);
       }
     }
-    if (step == 4 && when == rt::stepping::after) {  // a schedule
+    if (step == 4 && when == rt::stepping::after) {  // a schedule of learning rates
       plain.param_groups()[1].options().set_lr(0.003);
       ours.param_groups()[1].options().set_lr(0.003);
     }

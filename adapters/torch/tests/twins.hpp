@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the tests of wrapped modules share.
+/// Helpers for the tests of wrapped modules.
 #pragma once
 
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that have their homes beyond the device, in memory or on a disk, and are fetched by plans: training gives what it gives
-// with all of them in place, bit by bit, within budgets that do not hold them.
+// Fetched weights, which are kept in host memory or on a disk. The training equals that with all weights in place bit by bit,
+// even within budgets that do not hold all weights.
 #include <fcntl.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@
 
 using namespace weights_tests;
 
-TEST_CASE("training with weights that are fetched is training, within every budget") {
+TEST_CASE("training with fetched weights equals plain training, within every budget") {
   const bool on_disk = GENERATE(false, true), leave = GENERATE(false, true);
   std::size_t beyond = 0, again = 0;
   const std::vector<std::function<models::sample()>> makers = {wide_mlp,
@@ -42,7 +42,7 @@ TEST_CASE("training with weights that are fetched is training, within every budg
   for (const auto& make : makers) {
     pair_of_models t(make, on_disk, leave);
     t.train();
-    CHECK(t.run->report().fetched == 0);  // there is room for all: they are read in place
+    CHECK(t.run->report().fetched == 0);  // there is room for all weights, which are read in place
     const auto weights = t.run->report().in_place;
     CHECK(weights > 0);
     CHECK(*t.copied == 0);
@@ -74,7 +74,7 @@ TEST_CASE("training with weights that are fetched is training, within every budg
   if (leave) CHECK(again > 5);
 }
 
-TEST_CASE("what plans may fetch") {
+TEST_CASE("fetchable selects the weights that plans may fetch") {
   struct odd : ::torch::nn::Module {
     odd() {
       const auto all = at::randn({32, 64});
@@ -117,7 +117,7 @@ TEST_CASE("what plans may fetch") {
   CHECK(may == std::set<std::string>{"alone", "turned", "frozen", "read"});
   for (const auto* name : {"returned", "part", "clamped", "counted"}) CHECK(may_not.count(name) == 1);
 
-  const auto conv = models::conv();  // an operator writes statistics although its schema does not say so
+  const auto conv = models::conv();  // an operator that writes statistics without a mark in its schema
   const auto other = rt::capture(conv.forward, conv.inputs, conv.module->parameters(), conv.module->buffers());
   const auto of_conv = rt::fetchable(*other.step);
   for (remat::index_t v = 0; v < of_conv.size(); ++v) CHECK_FALSE((of_conv[v] && other.step->from(v) == rt::role::buffer));
@@ -135,14 +135,14 @@ TEST_CASE("what plans may fetch") {
   CHECK_THROWS_AS(problem_of({true}), remat::bad_option);
 }
 
-TEST_CASE("gradients that accumulate, leave, and step at once, of weights that are fetched") {
+TEST_CASE("gradients of fetched weights can accumulate, leave, and step at once") {
   const bool on_disk = GENERATE(false, true);
   pair_of_models t(small_gpt, on_disk);
   t.train();
   const auto most = t.run->report().total();
   t.set_budget(t.smallest() + (most - t.smallest()) / 4);
   t.train();
-  t.set_budget(rt::budget(most - 1));  // a second set of gradients is there
+  t.set_budget(rt::budget(most - 1));  // there is a second set of gradients
   t.train(3);
   CHECK(t.run->report().fetched > 0);
 
@@ -167,7 +167,7 @@ TEST_CASE("gradients that accumulate, leave, and step at once, of weights that a
   CHECK(leaving.told.find("gradients leave") != std::string::npos);
 }
 
-TEST_CASE("two steps in flight fetch weights side by side") {
+TEST_CASE("two steps in flight fetch weights independently") {
   pair_of_models t(wide_mlp, true);
   const auto least = t.smallest();
   t.set_budget(rt::budget(least));
@@ -176,7 +176,7 @@ TEST_CASE("two steps in flight fetch weights side by side") {
   const auto a = t.plain.forward(t.plain.inputs), b = t.plain.forward(t.plain.inputs);
   ::torch::manual_seed(1);
   const auto first = t.run->forward(t.ours.inputs);
-  t.run->set_budget(rt::budget(2 * least));  // the first one keeps what it has
+  t.run->set_budget(rt::budget(2 * least));  // the first step keeps its memory
   const auto second = t.run->forward(t.ours.inputs);
   REQUIRE(same_bits(a, first));
   REQUIRE(same_bits(b, second));
@@ -189,14 +189,14 @@ TEST_CASE("two steps in flight fetch weights side by side") {
   CHECK(t.run->report().fetched > 0);
 }
 
-TEST_CASE("a weight that changes before its backward is an error, as ever") {
+TEST_CASE("a change of a fetched weight before its backward is an error, as in eager mode") {
   pair_of_models t(wide_mlp, GENERATE(false, true));
   t.set_budget(rt::budget(t.smallest()));
   t.train();
   REQUIRE(t.run->report().fetched > 0);
   const auto change = [](const models::sample& s) {
     const at::NoGradGuard no_grad;
-    s.module->parameters()[4].add_(1);  // the weight of a layer in the middle
+    s.module->parameters()[4].add_(1);  // the weight of a middle layer
   };
   for (const bool planned : {false, true}) {
     auto& s = planned ? t.ours : t.plain;
@@ -208,7 +208,7 @@ TEST_CASE("a weight that changes before its backward is an error, as ever") {
   t.train();
 }
 
-TEST_CASE("a weight that cannot be read is an error that names it, and the step may be run again") {
+TEST_CASE("the error for an unreadable weight names it, and the step can be repeated") {
   const system_kept guard;
   pair_of_models t(wide_mlp, true, true);
   t.set_budget(rt::budget(t.smallest()));
@@ -226,12 +226,12 @@ TEST_CASE("a weight that cannot be read is an error that names it, and the step 
   broken();
   CHECK_THROWS_WITH(models::loss_of(outputs).backward(), Catch::Contains(names) && Catch::Contains(reason));
   rt::files_of_system() = guard.before;
-  outputs.clear();  // whose graph holds the parameters
+  outputs.clear();  // their graph holds the parameters
   t.of_ours->zero_grad();
   t.train();
 }
 
-TEST_CASE("weights leave the system's cache where memory is short, but for those that stay there") {
+TEST_CASE("if memory is short, fetched weights leave the page cache, except for a part that stays") {
   static std::atomic<int> left, past_the_cache;
   const system_kept guard;
   const auto folder = std::filesystem::temp_directory_path() / ("remat-weights-" + std::to_string(static_cast<long>(getpid())));
@@ -269,7 +269,7 @@ TEST_CASE("weights leave the system's cache where memory is short, but for those
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("activations and weights go over the same links") {
+TEST_CASE("activations and weights share the links") {
   auto o = pair_of_models::options("100%");
   const auto folder = std::filesystem::temp_directory_path().string();
   o.far = {rt::file_memory(folder), rt::host_link(), nullptr, remat::copy_rates{1e12, 1e12, 0}};
@@ -282,7 +282,7 @@ TEST_CASE("activations and weights go over the same links") {
   CHECK(t.run->report().moved_in > 0);
 }
 
-TEST_CASE("plans that fetch weights are kept, and asked of solvers that can make them") {
+TEST_CASE("plans that fetch weights are cached, and need a solver that supports tiers") {
   const auto folder = std::filesystem::temp_directory_path() / ("remat-kept-" + std::to_string(static_cast<long>(getpid())));
   auto o = pair_of_models::options("70%");
   o.solver_name = "some";
@@ -304,14 +304,14 @@ TEST_CASE("plans that fetch weights are kept, and asked of solvers that can make
   for (int i = 0; i < 2; ++i) unplanned.train();
   CHECK(unplanned.run->report().fetched == fetched);  // each weight once
 
-  pair_of_models t(wide_mlp, false, false, testing::quick("70%", 0.2));  // minimum cuts alone
+  pair_of_models t(wide_mlp, false, false, testing::quick("70%", 0.2));  // min_cut does not support tiers
   CHECK_THROWS_WITH(t.train(), Catch::Contains("the solver") && Catch::Contains("plans for a device"));
   o = pair_of_models::options("50%");
   o.device = [](at::ScalarType) { return remat::roofline{}; };
   CHECK_THROWS_WITH(pair_of_models(wide_mlp, false, false, o), Catch::Contains("wrap_options.fetched"));
 }
 
-TEST_CASE("weights of the device itself cannot be fetched", "[accelerator]") {
+TEST_CASE("weights on the device itself cannot be fetched", "[accelerator]") {
   const on_test_device there;
   pair_of_models t(wide_mlp, false);
   t.set_budget(rt::budget(t.smallest()));

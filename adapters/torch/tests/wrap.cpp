@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training with a wrapped module equals eager mode: results, gradients, buffers, random state.
+// Training with a wrapped module equals eager mode: results, gradients, buffers, generator state.
 #include <torch/torch.h>
 
 #include <catch2/catch.hpp>
@@ -24,14 +24,14 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
       auto runner = std::make_unique<testing::runner>(t.planned.module, t.planned.forward, testing::quick(share));
       try {
         runner->prepare(t.planned.inputs);
-      } catch (const rt::over_budget& e) {  // gradients alone are more than half in small models: what is said to do must do
+      } catch (const rt::over_budget& e) {  // in small models, gradients alone are more than half: the suggested budget must work
         REQUIRE(std::string(share) == "50% of activations");
         REQUIRE(e.smallest.has_value());
         CHECK(*e.smallest >= e.bound);
         CHECK(*e.smallest > e.asked);
         runner->set_budget(*e.smallest);
         runner->prepare(t.planned.inputs);
-        runner->set_budget(*e.smallest + *e.smallest / 4);  // searches for other uses of the outputs may end less well
+        runner->set_budget(*e.smallest + *e.smallest / 4);  // searches for other uses of the outputs may find less
         runner->prepare(t.planned.inputs);
       }
       auto& run = *runner;
@@ -57,7 +57,7 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
         ::torch::manual_seed(static_cast<std::uint64_t>(step));
         const rt::meter counting;
         auto& device = rt::device_of(test_device());
-        const auto before = device.use().live - run.report().arena;  // another plan may be there by now, with an arena of its own
+        const auto before = device.use().live - run.report().arena;  // another plan may exist by now, with its own arena
         device.reset_peak();
         {
           auto outputs = run.forward(t.planned.inputs);
@@ -68,7 +68,7 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
         CHECK(same_bits(state_of_test_generator(), generator));
         const auto report = run.report();
         CHECK(report.total() <= report.budget);
-        const auto copies = report.buffers / 2;  // of what a second forward would begin with
+        const auto copies = report.buffers / 2;  // copies of the buffers for a second forward
         CHECK(peak - before <= report.arena + report.outputs + copies);
         check_same(grads(*t.plain.module), grads(*t.planned.module));
         check_same(t.plain.module->buffers(), t.planned.module->buffers());
@@ -82,7 +82,7 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
     }
 }
 
-TEST_CASE("a wrapped module is the module") {
+TEST_CASE("a wrapped module behaves like the module") {
   ::torch::manual_seed(1);
   auto net = std::make_shared<models::gpt_net>(2, 32, 50, 16, 0.1, true, false);
   auto ids = ::torch::randint(50, {2, 16}), target = ::torch::randint(50, {2, 16});
@@ -94,7 +94,7 @@ TEST_CASE("a wrapped module is the module") {
   for (const auto& p : net->parameters()) CHECK(p.grad().defined());
   CHECK(w->report().text().find("arena") != std::string::npos);
 
-  SECTION("save and load") {
+  SECTION("save writes an archive of the same size") {
     std::stringstream a, b;
     ::torch::serialize::OutputArchive x, y;
     net->save(x);
@@ -135,7 +135,7 @@ struct remat::pytorch::output_trait<pair_of> {
   static pair_of make(std::vector<at::Tensor> list) { return {list.at(0), list.at(1)}; }
 };
 
-TEST_CASE("results are those of the module: a tensor, a tuple, a struct") {
+TEST_CASE("results have the type of the module: a tensor, a tuple, a struct") {
   ::torch::manual_seed(1);
   auto x = ::torch::rand({2, 4}), y = ::torch::rand({2, 4});
   ::torch::nn::Linear linear(4, 3);
@@ -166,7 +166,7 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
   const auto plain = make(), planned = make();
   std::optional<testing::runner> run(std::in_place, planned.module, planned.forward, testing::quick());
   const bool tight = GENERATE(false, true);
-  if (tight) {  // just enough for a step without gradients: with them, there must be recomputation
+  if (tight) {  // enough for a step without gradients only: with gradients, the plan must recompute
     run->prepare(planned.inputs);
     const auto total = run->report().total();
     run.emplace(planned.module, planned.forward, testing::quick(total));
@@ -193,7 +193,7 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
   CHECK((recomputed > 0) == tight);
 }
 
-TEST_CASE("gradients leave to hooks that step and free them") {
+TEST_CASE("hooks that step parameters and free their gradients train as in eager mode") {
   struct hook final : ::torch::autograd::PostAccumulateGradHook {
     void operator()(const at::Tensor& p) override {
       at::NoGradGuard no_grad;
@@ -246,7 +246,7 @@ TEST_CASE("gradients leave to hooks that step and free them") {
   CHECK(smaller > 2);
 }
 
-TEST_CASE("gradients that a failing hook leaves are whole, whatever runs next") {
+TEST_CASE("gradients that a failing hook leaves are complete, whatever runs next") {
   twins t(3);
   std::vector<at::Tensor> told;
   std::size_t fails_at = 0;  // 0: never
@@ -290,7 +290,7 @@ TEST_CASE("gradients that a failing hook leaves are whole, whatever runs next") 
   }
 }
 
-TEST_CASE("a thousand iterations neither drift nor grow") {
+TEST_CASE("a thousand iterations neither drift nor leak") {
   const rt::meter counting;
   for (const std::size_t which : {2, 3}) {
     twins t(which);

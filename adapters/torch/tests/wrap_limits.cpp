@@ -49,15 +49,15 @@ TEST_CASE("misuse and failures are typed errors, and leave the module usable", "
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("modified by an inplace operation"));
   loss.reset();
 
-  if (test_device().is_cpu() || hardware::emulated()) {  // else the device is lost
+  if (test_device().is_cpu() || hardware::emulated()) {  // otherwise the device is lost
     auto bad = t.planned.inputs;
-    bad[0] = ::torch::full_like(bad[0], 1000);  // beyond the vocabulary
+    bad[0] = ::torch::full_like(bad[0], 1000);  // outside of the vocabulary
     CHECK_THROWS(run.forward(bad));
   }
   models::loss_of(run.forward(t.planned.inputs)).backward();
 }
 
-TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without backward", "[device]") {
+TEST_CASE("autograd::grad, hooks, two modules in one process, and a forward without a backward", "[device]") {
   const on_test_device there;
   twins t(3), u(0);
   testing::runner run(t.planned.module, t.planned.forward, testing::quick()),
@@ -85,7 +85,7 @@ TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without 
   CHECK(run.report().unplanned == 0);
 }
 
-TEST_CASE("an absolute budget holds whatever gradients there are") {
+TEST_CASE("an absolute budget holds with any existing gradients") {
   ::torch::manual_seed(5);
   const auto planned = models::gpt(4, 8, 64, 64);
   bytes_t held = 0, gradients = 0;
@@ -108,7 +108,7 @@ TEST_CASE("an absolute budget holds whatever gradients there are") {
     run.prepare(planned.inputs);
     INFO("gradients " << gradients << ", plain step " << need << ", beyond " << beyond);
     for (int step = 0; step < (threads == 1 ? 6 : 3); ++step) {
-      const int order = step % 3;  // gradients dropped after the step; after the next forward; accumulated
+      const int order = step % 3;  // gradients dropped after the step, dropped after the next forward, or accumulated
       INFO("step " << step);
       rt::meter::reset_peak();
       {
@@ -126,7 +126,7 @@ TEST_CASE("an absolute budget holds whatever gradients there are") {
   at::set_num_threads(1);
 }
 
-TEST_CASE("a first step whose loss leaves outputs out stays within the budget") {
+TEST_CASE("the first step with a loss that ignores some outputs stays within the budget") {
   ::torch::manual_seed(4);
   const auto net = std::make_shared<::torch::nn::Linear>(400, 400);
   const auto w = (*net)->weight;
@@ -156,7 +156,7 @@ TEST_CASE("a first step whose loss leaves outputs out stays within the budget") 
   }
 }
 
-TEST_CASE("no budget comes to more than `most`", "[device]") {
+TEST_CASE("no budget exceeds the option `most`", "[device]") {
   const on_test_device there;
   for (const char* share : {"100% of activations", "1 GiB"}) {
     twins t(0);
@@ -182,7 +182,7 @@ TEST_CASE("no budget comes to more than `most`", "[device]") {
   CHECK_THROWS_WITH(testing::runner(t.plain.module, t.plain.forward, options), Catch::Contains("wrap_options.most"));
 }
 
-TEST_CASE("values that go to a disk: results, limits, nothing without need", "[device]") {
+TEST_CASE("values on a disk: results, limits, and no copies without need", "[device]") {
   const on_test_device there;
   ::torch::manual_seed(6);
   const auto folder = std::filesystem::temp_directory_path().string();
@@ -248,7 +248,7 @@ TEST_CASE("values that go to a disk: results, limits, nothing without need", "[d
   CHECK(copies == 0);
 }
 
-TEST_CASE("a step without memory is planned as one with it, and not run") {
+TEST_CASE("a step on tensors without memory is planned like any step, and not run") {
   ::torch::manual_seed(2);
   const auto s = models::all().at(0);
   auto options = testing::quick("100%");

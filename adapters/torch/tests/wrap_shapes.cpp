@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps in flight, other shapes, and plans that replace one another.
+// Steps in flight, new shapes, and plans that replace each other.
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
       auto a = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
       const auto one = s == &t.plain ? rt::report() : run.report();
       auto b = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
-      if (s == &t.planned) {  // the budget is of both, which share what only one needs at a time
+      if (s == &t.planned) {  // the budget is for both steps, which share their working memory
         CHECK(run.report().in_flight == 2);
         CHECK(run.report().left > one.left);
       }
@@ -42,7 +42,7 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
     check_same(grads(*t.plain.module), grads(*t.planned.module));
   }
 
-  SECTION("in a budget in bytes") {
+  SECTION("within a budget in bytes") {
     testing::runner once(t.planned.module, t.planned.forward, testing::quick());
     once.prepare(t.planned.inputs);
     const auto one = once.report();
@@ -56,8 +56,8 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
     }
   }
 
-  SECTION("or an error if no plan for both is known, once that is learned") {
-    bytes_t least = 0;  // for one
+  SECTION("an error if no plan for both is known, once the session has learned of two steps") {
+    bytes_t least = 0;  // for one step
     try {
       testing::runner(t.planned.module, t.planned.forward, testing::quick(bytes_t{1})).prepare(t.planned.inputs);
     } catch (const rt::over_budget& e) {
@@ -99,7 +99,7 @@ TEST_CASE("other shapes and modes are planned anew, or refused") {
   CHECK_THROWS_WITH(fixed.forward({::torch::randn({3, 32})}), Catch::Contains("[8, 32]") && Catch::Contains("[3, 32]"));
 }
 
-TEST_CASE("decisions are taken over for other sizes of the same graph, and a better plan replaces them") {
+TEST_CASE("the decisions of a plan are reused for other sizes of the same graph, and a better plan replaces them") {
   twins t(0);
   std::mutex mutex;
   std::vector<std::string> told;
@@ -136,7 +136,7 @@ TEST_CASE("decisions are taken over for other sizes of the same graph, and a bet
   CHECK(searches == first);
   CHECK(run.reports().size() >= 11);
 
-  // The decisions are looked at again once they are used again.
+  // The decisions are revised once they are used again.
   for (int k = 0; k < 200 && searches == first; ++k) step(23);
   if (run.report().recomputed > 0) CHECK(searches > first);
   run.set_budget("100%");
@@ -145,13 +145,13 @@ TEST_CASE("decisions are taken over for other sizes of the same graph, and a bet
   CHECK(run.report().recomputed == 0);
 }
 
-TEST_CASE("a step waits for a first plan only, and a better one is found beside the steps", "[device]") {
+TEST_CASE("a step waits only for the first plan, and a background search finds a better plan", "[device]") {
   twins t(0);
   for (auto* m : {&t.plain, &t.planned}) {
     ::torch::manual_seed(17);
     *m = models::gpt(2, 6, 48, 32);
   }
-  constexpr double brief = 0.2;  // seconds; a search beside the steps has more for each of its rounds
+  constexpr double brief = 0.2;  // seconds; a background search has more for each of its rounds
   std::atomic<int> whole = 0;
   auto o = testing::quick("70%");
   o.limits.seconds = 2;
@@ -162,7 +162,7 @@ TEST_CASE("a step waits for a first plan only, and a better one is found beside 
       ++whole;
       return solver(p, within, l, watch);
     }
-    most = std::min(most, within - (within - p.held_bytes()) / 8);  // what is left over is found later
+    most = std::min(most, within - (within - p.held_bytes()) / 8);  // the solver leaves room for a later improvement
     auto r = solver(p, std::min(within, most), {.seconds = 2}, watch);
     if (!r.found()) return r;
     r.status = status::feasible;
@@ -185,7 +185,7 @@ TEST_CASE("a step waits for a first plan only, and a better one is found beside 
     CHECK(run.report().total() <= first.budget);
   };
   step();
-  CHECK(whole == 0);  // which begins with the second step
+  CHECK(whole == 0);  // the full search begins with the second step
   for (int k = 0; k < 500 && run.report().step_seconds == first.step_seconds; ++k) step();
   CHECK(whole > 0);
   CHECK(run.report().step_seconds < first.step_seconds);
@@ -200,7 +200,7 @@ TEST_CASE("a step waits for a first plan only, and a better one is found beside 
   CHECK_THROWS_WITH(testing::runner(t.planned.module, t.planned.forward, o), Catch::Contains("first_seconds"));
 }
 
-TEST_CASE("a search beside the steps that fails, or whose log does, ends nothing else") {
+TEST_CASE("a background search that fails, or whose log fails, ends nothing else") {
   const bool log_fails = GENERATE(false, true);
   const auto s = models::gpt(2, 6, 48, 32);
   std::atomic<int> failed = 0;
@@ -226,14 +226,14 @@ TEST_CASE("a search beside the steps that fails, or whose log does, ends nothing
   CHECK(failed > 0);
 }
 
-TEST_CASE("a fork ends and goes on without the searches of its parent", "[fork]") {
+TEST_CASE("a forked process ends and works without the background searches of its parent", "[fork]") {
   std::promise<void> end;
   const auto ended = end.get_future().share();
   std::deque<std::optional<rt::background>> all(16);
   for (auto& b : all) b.emplace().start([ended] { ended.wait(); });
   const auto child = ::fork();
   if (child == 0) {
-    for (int i = 0; i < 3; ++i) std::thread([] {}).join();  // stacks that nobody uses go back to the system
+    for (int i = 0; i < 3; ++i) std::thread([] {}).join();  // unused stacks go back to the system
     std::atomic<int> ran = 0;
     all[0]->start([&] { ++ran; });
     for (auto& b : all) b.reset();
@@ -245,7 +245,7 @@ TEST_CASE("a fork ends and goes on without the searches of its parent", "[fork]"
   end.set_value();
 }
 
-TEST_CASE("a session tells of its steps while one of them is on another thread") {
+TEST_CASE("the report can be read while a step runs on another thread") {
   ::torch::manual_seed(6);
   const auto s = models::gpt(4, 8, 64, 64);
   auto o = testing::quick("60%");
@@ -263,7 +263,7 @@ TEST_CASE("a session tells of its steps while one of them is on another thread")
   CHECK(run.report().moved_in > 0);
 }
 
-TEST_CASE("kinds of inputs that were not used for long are forgotten; others may run plain") {
+TEST_CASE("input shapes that were not used for long are forgotten, and new shapes may run plain") {
   twins t(0);
   auto o = testing::quick();
   o.most_shapes = 3;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `verify` compares, and what it names.
+// The comparisons of `verify`, and its messages.
 #include <torch/torch.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ using namespace wrap_tests;
 
 namespace {
 
-/// Other low bits in every call, like a kernel with atomic additions.
+/// A kernel with other low bits in every call, like a kernel with atomic additions.
 at::Tensor noisy_kernel(const at::Tensor& x) {
   static std::atomic<int> calls = 0;
   return x * (1 + 1e-6 * (++calls % 1000));
@@ -37,7 +37,7 @@ struct noisy_function : ::torch::autograd::Function<noisy_function> {
 };
 at::Tensor noisy_autograd(const at::Tensor& x) { return noisy_function::apply(x); }
 
-/// The backward multiplies by a number, by the noisy operator where that is asked for.
+/// Multiplies by a number. The backward uses the noisy operator if asked for.
 struct scaled_backward : ::torch::autograd::Function<scaled_backward> {
   static at::Tensor forward(::torch::autograd::AutogradContext* c, const at::Tensor& x, double by, bool with_noise) {
     c->saved_data["by"] = by;
@@ -56,7 +56,7 @@ TORCH_LIBRARY_IMPL(remat_test, Autograd, m) { m.impl("noisy", &noisy_autograd); 
 
 enum class noise { nowhere, forward, backward };
 
-/// Two branches: the first one may be noisy, the second one never is.
+/// Two branches: the first may be noisy, the second never is.
 struct branches : ::torch::nn::Module {
   explicit branches(noise w) : where(w) {
     first = register_parameter("first", ::torch::randn({6, 6}));
@@ -80,7 +80,7 @@ struct branches : ::torch::nn::Module {
   at::Tensor first, second, count;
 };
 
-/// Trains `branches`, and keeps what is logged.
+/// Trains `branches`, and keeps the log.
 struct verified {
   explicit verified(noise where)
       : net(seeded(where)),
@@ -96,7 +96,7 @@ struct verified {
     o.warn = [this](const std::string& text) { told.push_back(text); };
     return o;
   }
-  /// By a plan, or plain.
+  /// One step, planned or plain.
   void step(bool planned = true) {
     ::torch::manual_seed(7);
     const auto x = ::torch::randn({4, 6}).to(test_device());
@@ -110,7 +110,7 @@ struct verified {
 
 }  // namespace
 
-TEST_CASE("verify compares what is the same in every plain step, and names operators that are not", "[device]") {
+TEST_CASE("verify compares results that all plain steps agree on, and names operators whose results vary", "[device]") {
   using Catch::Contains;
   const auto where = GENERATE(noise::nowhere, noise::forward, noise::backward);
   const hardware::option late("late", 20);
@@ -139,7 +139,7 @@ TEST_CASE("verify compares what is the same in every plain step, and names opera
     const bool output = v.told.back().find(". 1 of 3 outputs and buffers is not compared: output 0.") != std::string::npos;
     CHECK(output == (where == noise::forward));
   }
-  // The rest of the step is compared.
+  // The rest of the step is still compared.
   const auto before = v.net->second.grad().clone();
   v.net->gradient_scale = 2;
   CHECK_THROWS_WITH(v.step(), Contains("the gradient of second"));
@@ -151,7 +151,7 @@ TEST_CASE("verify compares what is the same in every plain step, and names opera
   CHECK(hardware::races() == "");
 }
 
-TEST_CASE("verify does without a second plain step where an input has been written since", "[device]") {
+TEST_CASE("verify needs no second plain step if an input has been written since", "[device]") {
   verified v(noise::forward);
   v.net->first.requires_grad_(false);
   v.net->second.requires_grad_(false);

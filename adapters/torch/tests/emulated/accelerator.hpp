@@ -22,30 +22,30 @@ constexpr auto kind = c10::DeviceType::PrivateUse1;
 
 const backend& this_backend();
 
-// Of the calling thread.
+// All four refer to the calling thread.
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex device);
 c10::Stream current_stream(c10::DeviceIndex device);
 stream& stream_of(const c10::Stream& s);
 
-/// Caches what is freed for each stream. Pieces have the size that was asked for, rounded up to 512 bytes.
+/// An allocator that caches freed blocks for each stream. Blocks have the requested size, rounded up to 512 bytes.
 c10::DeviceAllocator& device_allocator();
 at::HostAllocator& pinned_allocator();
 
-/// Memory of captured graphs. While the capture goes on, its streams allocate in the pool.
+/// Memory of captured graphs. During the capture, its streams allocate from the pool.
 void use_pool(unsigned long long capture, c10::MempoolId_t pool);
 void leave_pool(unsigned long long capture);
-/// One graph less uses the pool. After the last, nothing of it is reused.
+/// Ends the use of the pool by one graph. After the last graph, the memory of the pool is not reused.
 void release_pool(c10::MempoolId_t pool);
 
 const at::Generator& default_generator(c10::DeviceIndex device);
 at::Generator make_generator(c10::DeviceIndex device);
 std::function<philox()> draw(const at::Generator& given, c10::DeviceIndex device);
 
-/// What a captured graph draws from one generator.
+/// The draws of a captured graph from one generator.
 class captured_draws {
  public:
-  /// Reserves what one replay draws. Returns work for the stream, to be done before the replay.
+  /// Reserves the draws of one replay. @return work for the stream, to be run before the replay
   std::function<void()> advance() const;
   at::Generator from;
   struct base {
@@ -54,7 +54,7 @@ class captured_draws {
   };
   std::shared_ptr<base> state;
 };
-/// All of one capture, which has ended.
+/// All draws of a capture that has ended.
 std::vector<captured_draws> draws_of_capture(unsigned long long capture);
 
 }  // namespace emulated::accelerator

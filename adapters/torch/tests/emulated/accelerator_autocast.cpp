@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Automatic mixed precision of the accelerator: the lists of CUDA.
+/// Automatic mixed precision of the accelerator, with CUDA's lists of operators.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

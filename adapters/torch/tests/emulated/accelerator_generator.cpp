@@ -51,7 +51,7 @@ class generator final : public c10::GeneratorImpl {
     return state.getIntrusivePtr();
   }
 
-  /// Under the lock.
+  /// The caller holds the lock of the generator.
   philox take(std::uint64_t outputs) {
     const auto from = now_;
     now_.offset += outputs;
@@ -72,7 +72,7 @@ class generator final : public c10::GeneratorImpl {
 };
 static_assert(sizeof(philox) == state_bytes);
 
-/// What captures that go on have drawn.
+/// Draws of the captures in progress.
 struct running {
   std::mutex lock;
   std::map<unsigned long long, std::vector<captured_draws>> by_capture;

@@ -23,8 +23,8 @@ struct block {
   c10::DeviceIndex device = 0;
   stream* of = nullptr;
   c10::MempoolId_t pool = no_pool;
-  std::set<stream*> used_in;                   ///< told by record_stream
-  std::vector<std::shared_ptr<event>> events;  ///< of those, after it was freed
+  std::set<stream*> used_in;                   ///< by `record_stream`
+  std::vector<std::shared_ptr<event>> events;  ///< recorded in the streams of `used_in` after the block was freed
 };
 
 class caching final : public c10::DeviceAllocator {
@@ -168,7 +168,7 @@ class caching final : public c10::DeviceAllocator {
     cached_[at].push_back(std::move(b));
   }
 
-  /// Blocks that other streams have finished with can be used again.
+  /// Moves blocks that other streams have finished with to the cache.
   void collect(bool wait) {
     std::vector<block> still;
     for (auto& b : std::exchange(waiting_, {}))
@@ -214,11 +214,11 @@ class caching final : public c10::DeviceAllocator {
 };
 
 caching& instance() {
-  static auto* const only = new caching;  // tensors die after static objects
+  static auto* const only = new caching;  // never destroyed: tensors die after static objects
   return *only;
 }
 
-/// Called by destructors. What a lost device holds is not given back.
+/// Destructors call this. Memory of a lost device is not given back.
 void caching::release(void* data) {
   if (data == nullptr) return;
   try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Operators of the accelerator: all that the host has, and those that it names otherwise.
+/// Operators of the accelerator: all operators of the host, and those with other names on accelerators.
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty.h>
@@ -38,7 +38,7 @@ void convolution_backward(const c10::OperatorHandle& op, torch::jit::Stack* stac
 
 void record_stream(at::Tensor& t, c10::Stream s) { c10::getDeviceAllocator(kind)->recordStream(t.storage().data_ptr(), s); }
 
-/// Lets `Module::to` of C++ put data of another device under a tensor.
+/// Lets `Module::to` in C++ replace the data of a tensor by data on another device.
 bool is_compatible(const at::Tensor&, const at::Tensor&) { return true; }
 
 std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -59,11 +59,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   serve_operators<&serve>(m, c10::DispatchKey::PrivateUse1);
 }
 
-/// As for `copy_`: copies are what resolves these bits.
+/// As for `copy_`: copies resolve the bits for negation and conjugation.
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
-/// Operators of others, which may have a kernel for the host.
+/// Operators of other libraries, which may have a kernel for the host.
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&serve>()); }
 
 }  // namespace

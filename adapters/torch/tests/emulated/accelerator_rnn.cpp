@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Recurrent layers of the accelerator. PyTorch would choose fused cells, which the host does not have. These choose what the
-/// host's layers choose, and so have their bits. Packed sequences use the fused cells below, whose last bits differ.
+/// Recurrent layers of the accelerator. PyTorch would choose fused cells, which the host does not have. The layers here use the
+/// implementations of the host, and so have the same bits. Packed sequences use the fused cells below, whose last bits differ.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -34,7 +34,8 @@ std::vector<weights> gathered(at::TensorList params, bool biases, bool projectio
   return all;
 }
 
-/// `gates`: what the input gives. `state`: the hidden state, and that of the cell.
+/// @param gates product of the input and its weights
+/// @param state the hidden state and the cell state
 tensors lstm_step(const Tensor& gates, const tensors& state, const weights& w) {
   auto parts = w.hidden(state[0]).add_(gates).unsafe_chunk(4, 1);
   const auto in = parts[0].sigmoid_(), forget = parts[1].sigmoid_(), cell = parts[2].tanh_(), out = parts[3].sigmoid_();
@@ -54,7 +55,7 @@ tensors gru_step(const Tensor& gates, const tensors& state, const weights& w) {
 
 using step = tensors (*)(const Tensor&, const tensors&, const weights&);
 
-/// One direction of one layer over the time. `state` becomes the last one.
+/// One direction of one layer over all time steps. On return, `state` is the last state.
 Tensor over_time(step one, const Tensor& input, tensors& state, const weights& w, bool backwards) {
   auto gates = w.input(input).unbind(0);
   if (backwards) std::reverse(gates.begin(), gates.end());
@@ -86,7 +87,7 @@ Tensor over_layers(Tensor input, const shape& s, const F& layer) {
   return input;
 }
 
-/// The layers of oneDNN, which the host prefers.
+/// Layers by oneDNN, as on the host.
 std::tuple<Tensor, Tensor, Tensor> lstm_of_onednn(const Tensor& given, at::TensorList hx, const std::vector<weights>& all,
                                                   bool biases, const shape& s, bool batch_first) {
   constexpr int is_lstm = 2;
@@ -107,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_of_onednn(const Tensor& given, at::Tenso
   return {batch_first ? output.transpose(0, 1) : output, at::stack(h, 0), at::stack(c, 0)};
 }
 
-/// @return the output, and the last states as the layers have them: all hidden ones, all cells
+/// @return the output, and the last states of all layers: hidden states first, then cell states
 std::pair<Tensor, std::vector<tensors>> generic(step one, const Tensor& given, const tensors& first,
                                                 const std::vector<weights>& all, const shape& s, bool batch_first) {
   std::vector<tensors> last(first.size());

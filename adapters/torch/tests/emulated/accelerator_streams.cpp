@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Devices, streams and events of the accelerator, as c10 wants them.
+/// Devices, streams and events of the accelerator, through the interface of c10.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
@@ -20,7 +20,7 @@ c10::Stream named(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kind, device), id);
 }
 
-/// Streams are never destroyed: copies of their names are everywhere. So there are not many, as on CUDA.
+/// Streams are never destroyed, because copies of their ids may exist anywhere. So their number is limited, as on CUDA.
 c10::Stream next_stream(c10::DeviceIndex device, bool high_priority = false) {
   constexpr std::size_t most = 32;
   struct pool {

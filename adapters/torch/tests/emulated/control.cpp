@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Options and counts of the emulated hardware, for C++ and, by ctypes, for Python.
+/// Options and counts of the emulated hardware, for C++ and, through ctypes, for Python.
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +48,7 @@ std::atomic<long>& value_of(const std::string& name) {
   throw std::invalid_argument("emulated: there is no option " + name);
 }
 
-/// The first races, as text. Under the lock of the world.
+/// The first races, as text. Guarded by the lock of the world.
 std::vector<std::string>& reports() {
   static auto* const all = new std::vector<std::string>;
   return *all;
@@ -112,13 +112,13 @@ long emulated_copies() { return emulated::counted().copies; }
 long emulated_races() { return emulated::counted().races; }
 long emulated_allocations() { return emulated::counted().allocations; }
 
-/// Counts start at zero again, and streams that failed work again.
+/// Sets the counts to zero, and makes failed streams work again.
 void emulated_reset() {
   emulated::reset_counts();
   emulated::clear_failures();
 }
 
-/// The k-th report; null: there are not so many. Valid until the thread asks again.
+/// The k-th race report; null if there are fewer. Valid until the next call on the same thread.
 const char* emulated_race(int k) {
   thread_local std::string text;
   const auto all = emulated::race_reports();

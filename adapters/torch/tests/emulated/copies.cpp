@@ -10,7 +10,7 @@
 namespace emulated {
 namespace {
 
-/// Whether bytes can be copied as they lie.
+/// Whether the bytes can be copied without a change of layout.
 bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg() && a.sizes() == b.sizes() &&
          ((a.is_contiguous() && b.is_contiguous()) || (a.strides() == b.strides() && a.is_non_overlapping_and_dense()));
@@ -18,7 +18,7 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 stream& stream_of(const at::Tensor& t, const backend& on) { return on.current_stream(t.device().index()); }
 
-/// What comes later in `waiting` runs after all that `done` has now.
+/// Work given to `waiting` from now on runs after all work given to `done` so far.
 void order(stream& done, stream& waiting) {
   if (&done == &waiting) return;
   const auto e = make_event();
@@ -40,7 +40,7 @@ void from_host(const at::Tensor& to, at::Tensor from, bool later, const backend&
   from = from.resolve_conj().resolve_neg().to(to.scalar_type()).contiguous();
   const auto there = at::empty(to.sizes(), to.options());
   copy_bytes(there, from, s);
-  synchronize(s);  // `from` may end now
+  synchronize(s);  // `from` may be freed now
   copy(to, there, later, on);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Fused attention of the emulated CUDA device: the operators that PyTorch has for CUDA, by the host's flash attention. Models on
-/// the host and on the device thus give the same bits.
+/// Fused attention of the emulated CUDA device: PyTorch's CUDA operators, computed by the host's flash attention. So models have
+/// the same bits on the host and on the device.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
@@ -22,7 +22,8 @@ namespace {
 using at::Tensor;
 using torch::jit::Stack;
 
-/// Where the host would take flash attention, flash or, with a mask, memory-efficient attention; else the decomposition.
+/// If the host would use flash attention: flash attention, or memory-efficient attention with a mask. Otherwise the
+/// decomposition.
 std::int64_t choose(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
                     bool causal, std::optional<double> scale, bool grouped) {
   constexpr auto decomposed = static_cast<std::int64_t>(sdp::SDPBackend::math);
@@ -34,7 +35,7 @@ std::int64_t choose(const Tensor& q, const Tensor& k, const Tensor& v, const std
   return static_cast<std::int64_t>(masked ? sdp::SDPBackend::efficient_attention : sdp::SDPBackend::flash_attention);
 }
 
-/// The host's kernel. @return output, logsumexp
+/// Calls the kernel of the host. @return output, logsumexp
 std::pair<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, double dropout, bool causal,
                                  const c10::IValue& mask, std::optional<double> scale) {
   TORCH_CHECK(dropout == 0, "emulated: fused attention has no dropout");
@@ -99,7 +100,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tensor& grad
 
 void register_attention(torch::Library& library) {
   library.impl("_fused_sdp_choice", choose);
-  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose);  // attention asks here, past the dispatcher
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose);  // attention bypasses the dispatcher
   library.impl("_scaled_dot_product_flash_attention", forward);
   library.impl("_scaled_dot_product_flash_attention_backward", backward);
   library.impl("_scaled_dot_product_efficient_attention", efficient);

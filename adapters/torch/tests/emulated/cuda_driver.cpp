@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Stands for `libcuda.so.1`, so that what is linked to the driver can be loaded. Each function fails and says its name.
+/// Replaces `libcuda.so.1`, so that libraries linked to the driver can be loaded. Each function fails and prints its name.
 #include <cstdio>
 
 namespace {
@@ -22,7 +22,7 @@ int cuGetErrorString(int, const char** text) {
   return 0;
 }
 
-/// Each device has its context.
+/// Each device has a primary context.
 int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   if (flags != nullptr) *flags = 0;
   if (active != nullptr) *active = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Kernels of the emulated CUDA device. Loading this library replaces PyTorch's kernels on the CUDA key by those of the host.
-/// Tensors, the caching allocator, streams, events, generators and graphs stay PyTorch's own.
+/// Kernels of the emulated CUDA device. Loading this library replaces PyTorch's CUDA kernels by kernels of the host. Tensors, the
+/// caching allocator, streams, events, generators and graphs remain PyTorch's own.
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -29,7 +29,7 @@ class cuda_backend final : public backend {
     return s == nullptr ? default_stream(device < 0 ? current_device() : device) : of(s);
   }
 
-  /// As kernels of CUDA do: a captured call gets addresses, from where it reads seed and offset at each replay.
+  /// As on CUDA, a captured call gets addresses from which it reads seed and offset at each replay.
   std::function<philox()> draw(const at::Generator& given, c10::DeviceIndex device) const override {
     auto* const generator = at::get_generator_or_default<at::CUDAGeneratorImpl>(
         given.defined() ? std::optional(given) : std::nullopt, at::cuda::detail::getDefaultCUDAGenerator(device));
@@ -45,7 +45,7 @@ class cuda_backend final : public backend {
   }
 };
 
-/// Done by PyTorch's own code for CUDA, which needs no kernel.
+/// Operators that PyTorch's CUDA code runs without a kernel.
 const std::set<std::string> kept = {"aten::empty",          "aten::empty_strided",
                                     "aten::as_strided",     "aten::view",
                                     "aten::_reshape_alias", "aten::set_",
@@ -58,7 +58,8 @@ const std::set<std::string> kept = {"aten::empty",          "aten::empty_strided
 
 void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) { run(op, stack, device()); }
 
-/// Copies between host and device are PyTorch's own, down to cudaMemcpyAsync. So are plain ones on a device.
+/// Copies between host and device are PyTorch's own, down to cudaMemcpyAsync. So are copies on a device without a change of
+/// layout or type.
 at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool later) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const bool one_device = to.device() == from.device();
@@ -69,7 +70,7 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool later) {
   return to;
 }
 
-/// PyTorch warns of each library that replaces kernels, and this one does nothing else.
+/// Silences PyTorch's warnings about replaced kernels, which are the purpose of this library.
 struct silent final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -85,7 +86,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   const c10::WarningUtils::WarningHandlerGuard quiet(&handler);
   auto& dispatcher = c10::Dispatcher::singleton();
   const std::string space = "aten::";
-  std::set<std::string> names = {"convolution", "convolution_backward"};  // each for all devices, so that cuDNN is not asked
+  std::set<std::string> names = {"convolution", "convolution_backward"};  // for all devices, so that cuDNN is not called
   for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA})
     for (const auto& name : dispatcher.getAllOpNamesForDispatchKey(key)) {
       if (name.name.rfind(space, 0) != 0 || kept.count(name.name) != 0) continue;

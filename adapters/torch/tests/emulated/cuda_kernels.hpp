@@ -9,10 +9,10 @@
 
 namespace emulated::cuda {
 
-/// CUDA as the kernels see it.
+/// The backend of the emulated CUDA device.
 const backend& device();
 
-/// Fused attention: CUDA's operators by the host's kernel.
+/// Fused attention: CUDA's operators, computed by the kernel of the host.
 void register_attention(torch::Library& library);
 /// Fused layers that the host does not have.
 void register_layers(torch::Library& library);

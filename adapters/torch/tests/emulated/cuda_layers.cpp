@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Fused layers that PyTorch has for CUDA only: RMS norm and the cells of recurrent layers. They are composed of operators that
-/// the host has, so they agree with the host's layers up to rounding.
+/// Fused layers that PyTorch has for CUDA only: RMS norm and recurrent cells. They are composed of operators of the host, so they
+/// agree with the layers of the host up to rounding.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -20,7 +20,7 @@ using maybe = std::optional<Tensor>;
 
 bool has(const maybe& t) { return t && t->defined(); }
 Tensor with_bias(const Tensor& gates, const maybe& bias) { return has(bias) ? gates + *bias : gates; }
-/// The gradient of a sigmoid with the value `y`.
+/// The gradient through a sigmoid with the result `y`.
 Tensor through_sigmoid(const Tensor& gradient, const Tensor& y) { return gradient * y * (1 - y); }
 Tensor through_tanh(const Tensor& gradient, const Tensor& y) { return gradient * (1 - y * y); }
 
@@ -48,7 +48,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& gradient, const Tenso
 
 // --- recurrent cells ---------------------------------------------------------------------------------------------------------
 
-/// The last result is for the backward pass: the gates in, forget, cell and out.
+/// The last result is for the backward: the input, forget, cell and output gates.
 std::tuple<Tensor, Tensor, Tensor> lstm(const Tensor& input, const Tensor& hidden, const Tensor& cell, const maybe& of_input,
                                         const maybe& of_hidden) {
   const auto parts = (with_bias(input, of_input) + with_bias(hidden, of_hidden)).chunk(4, 1);
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_backward(const maybe& of_output, const m
   return {all, c * forget, biased ? all.sum(0) : Tensor()};
 }
 
-/// The last result is for the backward pass: reset, update, new value, old state, hidden part of the new value.
+/// The last result is for the backward: reset, update, new value, old state, hidden part of the new value.
 std::tuple<Tensor, Tensor> gru(const Tensor& input, const Tensor& hidden, const Tensor& state, const maybe& of_input,
                                const maybe& of_hidden) {
   const auto i = with_bias(input, of_input).chunk(3, 1), h = with_bias(hidden, of_hidden).chunk(3, 1);

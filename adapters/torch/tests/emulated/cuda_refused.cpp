@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the emulated CUDA runtime does not do. Each function fails and says its name once; none succeeds in silence.
+/// Functions of the CUDA runtime that the emulation does not have. Each function fails and prints its name once; none succeeds
+/// silently.
 ///
-/// CUDA's headers are not included, as the parameters do not matter.
+/// CUDA's headers are not included, because the parameters do not matter.
 #include <cxxabi.h>
 
 #include <cstddef>
@@ -21,7 +22,7 @@ namespace {
 
 constexpr int success = 0;
 
-/// Names of kernels, as PyTorch registers them when it is loaded.
+/// Names of kernels, as PyTorch registers them at load time.
 struct kernel_names {
   std::mutex lock;
   std::map<const void*, const char*> all;
@@ -45,7 +46,7 @@ int refuse_kernel(const void* kernel) {
 
 // --- the driver --------------------------------------------------------------------------------------------------------------
 
-/// Stands for each function of the driver that PyTorch asks for by name.
+/// Replaces each function of the driver that PyTorch looks up by name.
 constexpr std::size_t most_driver_functions = 96;
 std::string* driver_names[most_driver_functions];
 
@@ -60,7 +61,7 @@ void* driver_function(std::size_t which, std::index_sequence<k...>) {
   return reinterpret_cast<void*>(all[which]);
 }
 
-/// cuDevicePrimaryCtxGetState: each device has its context.
+/// cuDevicePrimaryCtxGetState: each device has a primary context.
 int primary_context(int, unsigned* flags, int* active) {
   if (flags != nullptr) *flags = 0;
   if (active != nullptr) *active = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The CUDA runtime over the emulated hardware: errors, devices and memory. To be preloaded, before PyTorch's `libcudart` binds.
+/// The CUDA runtime on the emulated hardware: errors, devices and memory. It is preloaded, before PyTorch's `libcudart` is bound.
 #include "cuda_runtime.hpp"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ namespace {
 thread_local int device = 0;
 thread_local cudaError_t last = cudaSuccess;
 
-/// The text of the real runtime, which is loaded behind this one.
+/// The text of the real runtime, which is loaded after this one.
 const char* text_of(const char* function, cudaError_t error) {
   using asks = const char* (*)(cudaError_t);
   if (const auto real = reinterpret_cast<asks>(dlsym(RTLD_NEXT, function))) return real(error);
@@ -51,7 +51,7 @@ cudaError_t code_of(capture_error::why why) {
 
 bool exists(int d) { return 0 <= d && d < device_count; }
 
-/// The work of others and of `bytes` may exceed the whole.
+/// The memory taken by others and the allocated memory may exceed the total.
 std::size_t free_bytes(int d) {
   const auto used = used_bytes(d), total = total_bytes(d);
   return used < total ? total - used : 0;
@@ -219,7 +219,7 @@ cudaError_t cudaDeviceSynchronize() {
   return attempt([] { synchronize_device(device); });
 }
 
-cudaError_t cudaProfilerStart() { return cudaSuccess; }  // there is no profiler that could begin
+cudaError_t cudaProfilerStart() { return cudaSuccess; }  // there is no profiler to start
 cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 // --- memory ------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the parts of the emulated CUDA runtime share, and what the kernels of the emulation need of it.
+/// Declarations shared by the parts of the emulated CUDA runtime and by the emulated kernels.
 ///
 /// A `cudaStream_t` is the address of an `emulated::stream`. Null is the default stream of the current device.
 #pragma once
@@ -19,9 +19,9 @@ int current_device();
 
 /// Keeps an error for `cudaGetLastError`, and returns it.
 cudaError_t note(cudaError_t error);
-/// Turns the exception that is handled into an error.
+/// Translates the exception being handled into an error.
 cudaError_t translate();
-/// Calls what the hardware does and turns what it throws into an error.
+/// Calls the hardware, and translates its exceptions into errors.
 template <class F>
 cudaError_t attempt(F&& call) {
   try {
@@ -32,13 +32,13 @@ cudaError_t attempt(F&& call) {
   }
 }
 
-/// Fails if a capture is going on that does not allow the calling thread the call. See `cudaStreamCaptureMode`.
+/// Fails if a capture in progress forbids the call on the calling thread. See `cudaStreamCaptureMode`.
 /// @throws capture_error
 void refuse_in_captures(const char* call);
 
 }  // namespace emulated::cuda
 
 extern "C" {
-/// Says once that a function does not exist in the emulation. @returns cudaErrorNotSupported, which is kept as the last error
+/// Prints once that a function does not exist in the emulation. @returns cudaErrorNotSupported, which becomes the last error
 int emulated_refuse(const char* function);
 }

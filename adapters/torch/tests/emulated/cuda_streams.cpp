@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The CUDA runtime over the emulated hardware: streams, events, captures and graphs.
+/// The CUDA runtime on the emulated hardware: streams, events, captures and graphs.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -21,7 +21,7 @@ struct timed_event {
 };
 timed_event& of(cudaEvent_t e) { return *reinterpret_cast<timed_event*>(e); }
 
-/// What ends with the last graph that holds it.
+/// An object that is destroyed with the last graph that holds it.
 class user_object {
  public:
   user_object(void* data, cudaHostFn_t destroy, unsigned references) : data_(data), destroy_(destroy), references_(references) {}
@@ -38,7 +38,7 @@ class user_object {
   std::atomic<unsigned> references_;
 };
 
-/// A graph, or one that can be launched: both hold their user objects.
+/// A graph or an executable graph: both hold user objects.
 struct held_graph {
   std::shared_ptr<graph> jobs;
   std::vector<std::pair<user_object*, unsigned>> objects;
@@ -53,7 +53,7 @@ struct held_graph {
 };
 held_graph& of(cudaGraph_t g) { return *reinterpret_cast<held_graph*>(g); }
 
-/// A capture that goes on, as CUDA sees it.
+/// A capture in progress, as CUDA sees it.
 struct ongoing {
   cudaStreamCaptureMode mode;
   std::thread::id thread;
@@ -210,7 +210,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* g) {
   *g = nullptr;
   const auto id = capture_id(of(s));
   const auto error = attempt([&] { end_capture(of(s)); });
-  if (capturing(of(s))) return error;  // it was not the stream that began
+  if (capturing(of(s))) return error;  // the capture did not begin on this stream
   const std::lock_guard guard(captures().lock);
   const auto c = captures().all.find(id);
   if (c == captures().all.end()) return error;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Captures, and the graphs that come of them.
+/// Captures, and the graphs made from them.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@ using why = capture_error::why;
 
 namespace {
 
-/// Sorts ranges and joins those that touch.
+/// Sorts ranges, and joins adjacent ranges.
 std::vector<range> joined(std::vector<range> all) {
   const auto end = [](const range& r) { return static_cast<const char*>(r.begin) + r.bytes; };
   std::sort(all.begin(), all.end(), [](const range& a, const range& b) { return std::less<>()(a.begin, b.begin); });
@@ -28,7 +28,7 @@ std::vector<range> joined(std::vector<range> all) {
   return result;
 }
 
-/// A stream whose jobs the origin does not wait for; null: there is none.
+/// A stream with jobs that the origin does not wait for; null if there is none.
 const stream* unjoined(const capture& c) {
   for (const auto* s : c.joined)
     if (c.origin == nullptr || s->captured_now.of(s->id) > c.origin->captured_now.of(s->id)) return s;

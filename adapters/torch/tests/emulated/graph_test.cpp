@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Captures of the emulated hardware, and what they forbid.
+/// Captures of the emulated hardware, and the calls that they forbid.
 #include <catch2/catch.hpp>
 
 #include "hardware.hpp"
@@ -33,7 +33,7 @@ struct streams {
 
 }  // namespace
 
-TEST_CASE("a captured stream keeps its jobs, and the graph runs them in order at each launch", "[hardware]") {
+TEST_CASE("a captured stream records its jobs, and the graph runs them in order at each launch", "[hardware]") {
   const auto late = GENERATE(0, 300);
   option::set("late", late);
   streams u;
@@ -58,7 +58,7 @@ TEST_CASE("a captured stream keeps its jobs, and the graph runs them in order at
   option::set("late", 0);
 }
 
-TEST_CASE("streams join a capture by events, and have to be joined back", "[hardware]") {
+TEST_CASE("streams join a capture by events, and must be joined back", "[hardware]") {
   streams u;
   fill(u.data, 0, 1024, u.a);
   synchronize(u.a);
@@ -68,7 +68,7 @@ TEST_CASE("streams join a capture by events, and have to be joined back", "[hard
   wait(u.b, *u.e);
   REQUIRE(capturing(u.b));
   REQUIRE(capture_id(u.a) == capture_id(u.b));
-  SECTION("without a job it needs no join") { REQUIRE(size(*end_capture(u.a)) == 1); }
+  SECTION("a stream without jobs needs no join") { REQUIRE(size(*end_capture(u.a)) == 1); }
   SECTION("joined") {
     u.twice(u.b);
     record(*u.f, u.b);
@@ -80,11 +80,11 @@ TEST_CASE("streams join a capture by events, and have to be joined back", "[hard
     synchronize(u.a);
     REQUIRE(*u.value == 7);
   }
-  SECTION("not joined") {
+  SECTION("a stream that is not joined back") {
     u.twice(u.b);
     REQUIRE_THROWS_WITH(end_capture(u.a), Catch::Contains("joined back"));
   }
-  SECTION("joined, but a job came later") {
+  SECTION("a job after the join") {
     u.twice(u.b);
     record(*u.f, u.b);
     wait(u.a, *u.f);
@@ -95,24 +95,24 @@ TEST_CASE("streams join a capture by events, and have to be joined back", "[hard
   REQUIRE_FALSE(capturing(u.b));
 }
 
-TEST_CASE("what a capture forbids makes it invalid", "[hardware]") {
+TEST_CASE("a forbidden call makes a capture invalid", "[hardware]") {
   streams u;
   const auto before = make_event();
   record(*before, u.b);
   begin_capture(u.a);
   u.add(u.a, 1);
   record(*u.e, u.a);
-  SECTION("waits and queries of the stream") {
+  SECTION("waits for the stream and queries of it") {
     REQUIRE_THROWS_AS(synchronize(u.a), capture_error);
     REQUIRE_THROWS_AS(idle(u.a), capture_error);
   }
-  SECTION("of the device") { REQUIRE_THROWS_AS(synchronize_device(0), capture_error); }
-  SECTION("of an event in it") { REQUIRE_THROWS_AS(reached(*u.e), capture_error); }
-  SECTION("a wait for it") { REQUIRE_THROWS_AS(synchronize(*u.e), capture_error); }
-  SECTION("an event from outside") { REQUIRE_THROWS_AS(wait(u.a, *before), capture_error); }
-  SECTION("the default stream") { REQUIRE_THROWS_AS(wait(default_stream(0), *u.e), capture_error); }
+  SECTION("waits for the device") { REQUIRE_THROWS_AS(synchronize_device(0), capture_error); }
+  SECTION("queries of a captured event") { REQUIRE_THROWS_AS(reached(*u.e), capture_error); }
+  SECTION("waits for a captured event") { REQUIRE_THROWS_AS(synchronize(*u.e), capture_error); }
+  SECTION("waits for an event recorded before the capture") { REQUIRE_THROWS_AS(wait(u.a, *before), capture_error); }
+  SECTION("waits on the default stream") { REQUIRE_THROWS_AS(wait(default_stream(0), *u.e), capture_error); }
   SECTION("a second capture of the stream") { REQUIRE_THROWS_AS(begin_capture(u.a), capture_error); }
-  SECTION("copies of unlocked memory") {
+  SECTION("copies of pageable memory") {
     int host = 0;
     REQUIRE_THROWS_AS(copy(&host, u.data, 4, u.a), capture_error);
   }
@@ -127,10 +127,10 @@ TEST_CASE("what a capture forbids makes it invalid", "[hardware]") {
   REQUIRE_FALSE(capturing(u.a));
   u.add(u.a, 1);
   REQUIRE_NOTHROW(synchronize(u.a));
-  REQUIRE_THROWS_AS(wait(u.b, *u.e), capture_error);  // its capture has ended
+  REQUIRE_THROWS_AS(wait(u.b, *u.e), capture_error);  // the capture of the event has ended
 }
 
-TEST_CASE("a capture allows memory to come and go, and work outside of it", "[hardware]") {
+TEST_CASE("a capture allows allocations, and work on other streams", "[hardware]") {
   streams u;
   begin_capture(u.a);
   void* const m = allocate(0, 512);
@@ -142,12 +142,12 @@ TEST_CASE("a capture allows memory to come and go, and work outside of it", "[ha
   REQUIRE_THROWS_AS(end_capture(u.a), capture_error);
 }
 
-TEST_CASE("races are found inside a graph, and between a graph and others", "[hardware]") {
+TEST_CASE("races are found inside a graph, and between a graph and other jobs", "[hardware]") {
   streams u;
   begin_capture(u.a);
   record(*u.e, u.a);
   wait(u.b, *u.e);
-  SECTION("inside") {
+  SECTION("inside a graph") {
     u.add(u.a, 1);
     u.add(u.b, 1);
     REQUIRE(counted().races > 0);
@@ -155,7 +155,7 @@ TEST_CASE("races are found inside a graph, and between a graph and others", "[ha
     wait(u.a, *u.f);
     end_capture(u.a);
   }
-  SECTION("outside") {
+  SECTION("between a graph and other jobs") {
     u.add(u.a, 1);
     const auto g = end_capture(u.a);
     REQUIRE(counted().races == 0);

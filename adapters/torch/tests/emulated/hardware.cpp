@@ -23,13 +23,14 @@ struct world {
   history accesses;
   std::map<const stream*, std::shared_ptr<stream>> streams;
   stream* defaults[device_count] = {};
-  stream* elsewhere[device_count] = {};  ///< where `wrong_stream` records
+  stream* elsewhere[device_count] = {};  ///< the stream on which the option `wrong_stream` records
   int made = 0;
 };
 
 std::atomic<bool> in_fork{false};
 
-/// Jobs may use what destructors of other libraries end, so the streams become quiet before these run. Bounded: a job may hang.
+/// Waits for the streams at exit: jobs may use objects that destructors of other libraries end. The wait is bounded, because a
+/// job may hang.
 void quiet_at_exit() {
   if (in_fork) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
@@ -53,7 +54,7 @@ void in_child() {
   after_fork();
 }
 
-/// Never destroyed: threads use it until the process is gone.
+/// Never destroyed: threads use it until the process ends.
 world& all() {
   static world* const only = [] {
     std::atexit(quiet_at_exit);
@@ -72,17 +73,18 @@ stream& make(int device, bool is_default) {
   return *s;
 }
 
-/// The other stream that takes the events of `s` under the option `wrong_stream`.
+/// The stream that gets the events of `s` under the option `wrong_stream`.
 stream& elsewhere(const stream& s) {
   auto*& other = all().elsewhere[s.device];
   if (other == nullptr) other = &make(s.device, false);
   return *other;
 }
 
-/// Whether the detector looks at these bytes. The host's own accesses are unknown, so only memory that devices reach counts.
+/// Whether the detector watches these bytes. It does not see accesses of the host, so it watches only memory that devices can
+/// reach.
 bool watched(const range& r) { return device_of(r.begin) >= 0 || is_kernel_address(r.begin) || is_pinned(r.begin); }
 
-/// One of the next jobs is to fail: is it this one?
+/// Whether this is the job that the option `fail` makes fail.
 bool is_the_one_that_fails() {
   long left = options().fail;
   while (left > 0)
@@ -90,7 +92,7 @@ bool is_the_one_that_fails() {
   return false;
 }
 
-/// One of the next copies and those behind it are to wait: is it one of these?
+/// Whether the option `hold` makes this copy wait.
 bool is_held() {
   for (long left = options().hold; left > 0;) {
     if (left == 1) return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The emulated hardware itself: a test on it is worth what these are.
+/// Tests of the emulated hardware, on which other tests rely.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ using namespace emulated::testing;
 
 // --- memory ------------------------------------------------------------------------------------------------------------------
 
-TEST_CASE("memory of a device is seen by kernels only", "[hardware]") {
+TEST_CASE("only kernels can access the memory of a device", "[hardware]") {
   const device_memory m(1 << 16);
   REQUIRE(device_of(m.data) == 0);
   REQUIRE(reinterpret_cast<std::uintptr_t>(m.data) % allocation_alignment == 0);
@@ -38,7 +38,7 @@ TEST_CASE("memory of a device is seen by kernels only", "[hardware]") {
   REQUIRE(kernel_address(&on_host) == reinterpret_cast<char*>(&on_host));
 }
 
-TEST_CASE("memory is poisoned, reused and limited", "[hardware]") {
+TEST_CASE("device memory is poisoned, reused and limited", "[hardware]") {
   const std::size_t before = used_bytes(1);
   void* const first = allocate(1, 3000);
   REQUIRE(used_bytes(1) == before + 3072);
@@ -62,7 +62,7 @@ TEST_CASE("memory is poisoned, reused and limited", "[hardware]") {
   take_for_others(1, 0);
 }
 
-TEST_CASE("large memory is given back, and its neighbours stay", "[hardware]") {
+TEST_CASE("freeing a large piece of memory leaves its neighbours unchanged", "[hardware]") {
   const device_memory left(512);
   char* const big = static_cast<char*>(allocate(0, (2 << 20) + 512));
   const device_memory right(512);
@@ -75,7 +75,7 @@ TEST_CASE("large memory is given back, and its neighbours stay", "[hardware]") {
   REQUIRE(kernel_address(big)[1 << 20] != 3);
 }
 
-TEST_CASE("page-locked memory is known", "[hardware]") {
+TEST_CASE("page-locked memory is recognised", "[hardware]") {
   const pinned p(100);
   REQUIRE(is_pinned(p.data));
   REQUIRE(is_pinned(static_cast<char*>(p.data) + 99));
@@ -89,7 +89,7 @@ TEST_CASE("page-locked memory is known", "[hardware]") {
 
 // --- order -------------------------------------------------------------------------------------------------------------------
 
-TEST_CASE("a stream does its jobs in order, and another waits for its event", "[hardware]") {
+TEST_CASE("a stream runs its jobs in order, and another stream waits for its event", "[hardware]") {
   const with late("late", GENERATE(0, 300));
   own_stream a, b;
   std::vector<int> seen;
@@ -106,7 +106,7 @@ TEST_CASE("a stream does its jobs in order, and another waits for its event", "[
   REQUIRE(counted().jobs == 21);
 }
 
-TEST_CASE("a late job is not done when it is given, and a query says so", "[hardware]") {
+TEST_CASE("a query reports that a slow job has not ended", "[hardware]") {
   own_stream s;
   std::atomic<bool> go{false};
   enqueue(s, {"slow", {}, {}, [&] {
@@ -123,13 +123,13 @@ TEST_CASE("a late job is not done when it is given, and a query says so", "[hard
   REQUIRE(reached(*e));
 }
 
-TEST_CASE("copies move bytes, and those of unlocked memory are done at once", "[hardware]") {
+TEST_CASE("copies move bytes, and copies of pageable memory are complete when the call returns", "[hardware]") {
   const with late("late", GENERATE(0, 300));
   own_stream s;
   const device_memory m(4000);
   std::vector<int> from(1000, 5), to(1000, 0);
   copy(m.data, from.data(), 4000, s);
-  std::fill(from.begin(), from.end(), 6);  // it has been read already
+  std::fill(from.begin(), from.end(), 6);  // these bytes have been read already
   copy(to.data(), m.data, 4000, s);
   REQUIRE(to == std::vector<int>(1000, 5));
   fill(m.data, 0, 2000, s);
@@ -142,14 +142,14 @@ TEST_CASE("copies move bytes, and those of unlocked memory are done at once", "[
   REQUIRE(races() == 0);
 }
 
-TEST_CASE("the two directions of the link work at once, one direction does not", "[hardware]") {
+TEST_CASE("the two directions of the link work in parallel, copies in one direction do not", "[hardware]") {
   const with link("link", 4000 * 20);  // 50 ms for each copy
   own_stream in, in2, out;
   const device_memory a(4000), b(4000), c(4000);
   const pinned p(4000), q(4000), r(4000);
   const auto start = make_event(), end_in = make_event(), end_in2 = make_event(), end_out = make_event();
   record(*start, in);
-  wait(in2, *start);  // no copy begins before the time it is measured from
+  wait(in2, *start);  // no copy begins before the start of the measurement
   wait(out, *start);
   copy(a.data, p.data, 4000, in);
   record(*end_in, in);
@@ -159,11 +159,11 @@ TEST_CASE("the two directions of the link work at once, one direction does not",
   record(*end_out, out);
   synchronize_device(0);
   const double both = std::max(milliseconds(*start, *end_in), milliseconds(*start, *end_in2));
-  REQUIRE(both >= 100);  // a lower bound: however slow the machine is, the link is not faster
+  REQUIRE(both >= 100);  // a lower bound that holds on a slow machine too
   REQUIRE(milliseconds(*start, *end_out) >= 50);
 }
 
-TEST_CASE("a kernel takes no less time than its bytes", "[hardware]") {
+TEST_CASE("a kernel takes at least the time of its bytes", "[hardware]") {
   const with pace("pace", 4000 * 20);  // 50 ms for each pass over the memory
   own_stream s;
   const device_memory m(4000);
@@ -177,7 +177,7 @@ TEST_CASE("a kernel takes no less time than its bytes", "[hardware]") {
 
 // --- failures ----------------------------------------------------------------------------------------------------------------
 
-TEST_CASE("a job that fails stops its stream, and says which it was", "[hardware]") {
+TEST_CASE("a failed job stops its stream, and the error names the job", "[hardware]") {
   const with fail("fail", 2);
   own_stream s, other;
   int ran = 0;
@@ -195,7 +195,7 @@ TEST_CASE("a job that fails stops its stream, and says which it was", "[hardware
   REQUIRE(ran == 3);
 }
 
-TEST_CASE("copies that are held wait until they are let go, and what is behind them", "[hardware]") {
+TEST_CASE("a held copy and the work behind it wait until the copy is released", "[hardware]") {
   const with hold("hold", 2);
   own_stream s, other;
   std::atomic<int> ran = 0;
@@ -214,7 +214,7 @@ TEST_CASE("copies that are held wait until they are let go, and what is behind t
   REQUIRE(ran == 5);
 }
 
-TEST_CASE("what a job throws is a failure, and nobody who waits for it hangs", "[hardware]") {
+TEST_CASE("an exception of a job is a failure, and waiting streams do not hang", "[hardware]") {
   const fresh start;
   own_stream a, b;
   const auto e = make_event();
@@ -229,7 +229,7 @@ TEST_CASE("what a job throws is a failure, and nobody who waits for it hangs", "
   clear_failures();
 }
 
-TEST_CASE("on a lost device every call fails, and memory can still go", "[hardware]") {
+TEST_CASE("on a lost device every call fails, but memory can be freed", "[hardware]") {
   own_stream s;
   void* const m = allocate(0, 64);
   const auto e = make_event();
@@ -249,12 +249,12 @@ TEST_CASE("on a lost device every call fails, and memory can still go", "[hardwa
   REQUIRE_NOTHROW(synchronize(s));
 }
 
-TEST_CASE("a fork ends, and cannot use the streams", "[hardware]") {
+TEST_CASE("a forked process ends, and cannot use the streams", "[hardware]") {
   own_stream s;
   enqueue(s, {"job", {}, {}, [] { usleep(1000); }});
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // only if it hangs
+    alarm(20);  // ends the child if it hangs
     bool refused = false;
     try {
       synchronize(s);
@@ -270,6 +270,4 @@ TEST_CASE("a fork ends, and cannot use the streams", "[hardware]") {
   REQUIRE(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("an option that does not exist is refused", "[hardware]") {
-  REQUIRE_THROWS_AS(option::set("lates", 1), std::invalid_argument);
-}
+TEST_CASE("an unknown option is refused", "[hardware]") { REQUIRE_THROWS_AS(option::set("lates", 1), std::invalid_argument); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the tests of the emulated hardware share: things that end with a scope, and jobs that only use memory.
+/// Helpers of the hardware tests: objects that end with a scope, and jobs that only access memory.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace emulated::testing {
 
-/// An option for a scope. Counts and failures start anew.
+/// Sets an option for a scope. Counts and failures start anew.
 struct with {
   with(const char* option, long value) : name(option), before(option::get(option)) {
     option::set(name, value);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Storages and tensors of a call on both sides.
+/// Maps the storages and tensors of a call between device and host.
 #include "host_side.hpp"
 
 #include <c10/core/CPUAllocator.h>
@@ -13,7 +13,7 @@
 namespace emulated {
 namespace {
 
-/// Also of a storage that may not be read.
+/// The address, even of a storage that must not be read.
 void* address(const c10::Storage& s) { return s.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(); }
 
 c10::DataPtr zeros(std::size_t bytes) {
@@ -55,7 +55,7 @@ c10::Storage host_side::lend(const c10::Storage& s) {
   return h;
 }
 
-/// The device's storage for one that a kernel made.
+/// The device storage for a storage that a kernel made.
 c10::Storage host_side::keep(const c10::Storage& s) {
   if (const auto known = given_.find(s.unsafeGetStorageImpl()); known != given_.end()) return known->second;
   c10::DataPtr data(nullptr, device_);
@@ -82,7 +82,7 @@ void host_side::copy_layout(const at::Tensor& from, const at::Tensor& to) const 
 
 at::Tensor host_side::to_host(const at::Tensor& t) {
   if (!of_device(t)) {
-    if (t.defined() && t.has_storage()) given_.emplace(t.storage().unsafeGetStorageImpl(), t.storage());  // it stays on the host
+    if (t.defined() && t.has_storage()) given_.emplace(t.storage().unsafeGetStorageImpl(), t.storage());  // stays on the host
     return t;
   }
   auto h = at::detail::make_tensor<c10::TensorImpl>(lend(t.storage()), keys(c10::DispatchKey::CPU, t), t.dtype());
@@ -135,7 +135,7 @@ void host_side::follow(const at::Tensor& of_device, const at::Tensor& of_host) {
   const bool same = known != lent_.end() && of_host.storage().unsafeGetStorageImpl() == known->second.host.unsafeGetStorageImpl();
   if (!same) {
     impl->set_storage_keep_dtype(keep(of_host.storage()));
-  } else if (auto& mine = known->second; address(mine.host) != mine.data) {  // it was resized
+  } else if (auto& mine = known->second; address(mine.host) != mine.data) {  // the kernel resized the storage
     auto taken = taken_from_kernel(address(mine.host));
     TORCH_CHECK(taken || address(mine.host) == nullptr, "emulated: a kernel resized a tensor with memory of somebody else");
     mine.host.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(address(mine.host), c10::kCPU));

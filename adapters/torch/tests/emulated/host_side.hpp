@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The tensors of one call as the host's kernels see them: the same bytes at addresses that the host may use.
+/// The tensors of one call as kernels of the host see them: the same bytes, at addresses that the host may use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@
 
 namespace emulated {
 
-/// Memory of the host for the results of a kernel that is captured.
+/// Host memory for the results of a captured kernel.
 class blank_memory {
  public:
   blank_memory() = default;
@@ -30,11 +30,11 @@ class blank_memory {
   std::vector<std::unique_ptr<std::max_align_t[]>> pieces_;
 };
 
-/// While it lives, what the calling thread allocates for the host comes from the allocator of the device.
+/// While it lives, host allocations of the calling thread come from the allocator of the device.
 class inside_kernel {
  public:
-  /// Every piece is added to `used`.
-  /// @param blank not null: the kernel gets this memory, and the device's stays as it is
+  /// @param used  gets each allocated piece
+  /// @param blank if not null, the kernel gets this memory, and the memory of the device stays unchanged
   inside_kernel(const backend& on, std::vector<range>& used, blank_memory* blank = nullptr);
   ~inside_kernel();
   inside_kernel(const inside_kernel&) = delete;
@@ -46,28 +46,28 @@ class inside_kernel {
   blank_memory* outer_blank_;
 };
 
-/// Gives up what a kernel has allocated at an address of kernels: it is the device's from now on. None: not allocated by a
-/// kernel.
+/// Takes over a piece that a kernel has allocated at an address of kernels: from now on it belongs to the device. Nothing if no
+/// kernel has allocated it.
 std::optional<c10::DataPtr> taken_from_kernel(void* kernel_address);
 
-/// From the first to the last byte that a tensor can reach. Addresses are those of devices.
+/// The range from the first to the last byte that a tensor can reach, in addresses of the device.
 range extent(const at::Tensor& t);
 
 /// Maps tensors of the device to tensors of the host and back, for one call.
 class host_side {
  public:
-  /// `blank`: kernels see zeros instead of the bytes of the device, and change nothing there.
+  /// @param blank kernels see zeros instead of the bytes of the device, and leave the device unchanged
   host_side(c10::Device device, const backend& on, bool blank) : device_(device), on_(on), blank_(blank) {}
 
   bool of_device(const at::Tensor& t) const { return t.defined() && t.device().type() == on_.type(); }
-  /// Other tensors stay as they are.
+  /// Tensors that are not on the device are returned unchanged.
   at::Tensor to_host(const at::Tensor& t);
-  /// All tensors, devices and storages in it. Generators stay.
+  /// Maps all tensors, devices and storages in `v`. Generators stay.
   c10::IValue to_host(const c10::IValue& v);
-  /// A result. It takes over what the kernel allocated for it.
+  /// Maps a result, which takes over the memory that the kernel allocated for it.
   at::Tensor to_device(const at::Tensor& t);
   c10::IValue to_device(const c10::IValue& v);
-  /// Tells a tensor that the kernel may have resized what its counterpart has become.
+  /// Updates a tensor of the device if the kernel has resized its counterpart on the host.
   void follow(const at::Tensor& of_device, const at::Tensor& of_host);
 
  private:
@@ -84,9 +84,9 @@ class host_side {
   bool blank_;
   std::map<c10::StorageImpl*, lent> lent_;           ///< by the device's storage
   std::map<c10::StorageImpl*, c10::Storage> given_;  ///< by the host's storage
-  /// Of the argument in a storage of the host: in inference mode, a view of a normal tensor is a normal tensor.
+  /// Dispatch keys of the argument in a storage of the host: in inference mode, a view of a normal tensor is a normal tensor.
   std::map<c10::StorageImpl*, c10::DispatchKeySet> keys_of_views_;
-  std::vector<c10::Storage> hosts_;  ///< alive, so that no address in `given_` comes twice
+  std::vector<c10::Storage> hosts_;  ///< kept alive, so that addresses in `given_` stay unique
 };
 
 }  // namespace emulated

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The allocator in front of the host's. Inside kernels it gives memory of the device, at addresses of kernels.
+/// The allocator in front of the allocator of the host. Inside kernels it gives memory of the device, at addresses of kernels.
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ thread_local const backend* inside = nullptr;
 thread_local std::vector<range>* used_inside = nullptr;
 thread_local blank_memory* blank_inside = nullptr;
 
-/// What kernels have allocated and still hold, by their address of it.
+/// Memory that kernels have allocated and still hold, by the address that the kernel uses.
 struct held_memory {
   std::mutex lock;
   std::unordered_map<void*, c10::DataPtr> pieces;
@@ -51,7 +51,7 @@ class kernel_allocator final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (inside == nullptr || bytes == 0) return base_->allocate(bytes);
-    const backend& on = *std::exchange(inside, nullptr);  // the device's allocator is no kernel
+    const backend& on = *std::exchange(inside, nullptr);  // the allocator of the device runs outside of kernels
     void* p = nullptr;
     try {
       p = allocate_on_device(on, bytes);
@@ -66,7 +66,7 @@ class kernel_allocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   void release(void* data) {
-    if (taken_from_kernel(data) || is_kernel_address(data) || is_blank(data)) return;  // the others: it is the device's now
+    if (taken_from_kernel(data) || is_kernel_address(data) || is_blank(data)) return;  // the device owns the memory now
     base_->raw_deallocate(data);
   }
   c10::Allocator* base() const { return base_; }
@@ -76,7 +76,7 @@ class kernel_allocator final : public c10::Allocator {
   c10::DeleterFnPtr deleter_;
 };
 
-/// One of us for each allocator that was there. Deleters are plain functions, so each of us has its own.
+/// One allocator of ours for each allocator that was installed before. Deleters are plain functions, so each needs its own.
 constexpr std::size_t most = 8;
 std::array<kernel_allocator*, most> fronts{};
 template <std::size_t k>
@@ -89,7 +89,7 @@ c10::DeleterFnPtr deleter_of(std::size_t which, std::index_sequence<k...>) {
   return all[which];
 }
 
-/// Puts `a` in front of the host's memory, with the lowest priority that suffices, so that others can still come.
+/// Installs `a` for host memory, with the lowest priority that suffices, so that others can still be installed.
 void set_allocator(c10::Allocator* a) {
   static int priority = 0;
   for (; priority < 256; ++priority) {
@@ -99,7 +99,8 @@ void set_allocator(c10::Allocator* a) {
   TORCH_CHECK(false, "emulated: the allocator of the host cannot be replaced");
 }
 
-/// We are in front only while kernels run: others may look whether they are. Threads outside of kernels do not notice.
+/// Keeps our allocator installed only while kernels run, because other code may check which allocator is installed. Threads
+/// outside of kernels are not affected.
 class presence {
  public:
   void enter() {

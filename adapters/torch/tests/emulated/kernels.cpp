@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// One call of an operator: on the bytes of the device now, late, or when a captured graph is launched.
+/// One call of an operator: it uses the bytes of the device now, late, or when a captured graph is launched.
 #include "kernels.hpp"
 
 #include <ATen/Context.h>
@@ -35,7 +35,7 @@ c10::Device device_of_call(const torch::jit::Stack& arguments, const backend& on
   return told && told->has_index() ? *told : current;
 }
 
-/// Under deterministic algorithms even `empty` writes, in the order of its stream.
+/// Under deterministic algorithms even `empty` writes to new memory, in the order of its stream.
 bool fills_new_memory() {
   const auto& context = at::globalContext();
   return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
@@ -47,7 +47,7 @@ bool overlap(const range& a, const range& b) {
   return x < y + b.bytes && y < x + a.bytes;
 }
 
-/// Bytes of the device, kept aside.
+/// A copy of bytes of the device.
 struct snapshot {
   explicit snapshot(const range& r) : at(r), bytes(kernel_address(r.begin), r.bytes) {}
   bool holds() const { return std::memcmp(kernel_address(at.begin), bytes.data(), bytes.size()) == 0; }
@@ -55,25 +55,25 @@ struct snapshot {
   std::string bytes;
 };
 
-/// As cuBLAS does.
+/// Allocates a workspace, as cuBLAS does.
 void take_workspace(const backend& on, c10::Device device) {
-  thread_local std::map<c10::DeviceIndex, c10::DataPtr*> kept;  // for ever: the thread may end after the allocator
+  thread_local std::map<c10::DeviceIndex, c10::DataPtr*> kept;  // never freed: the thread may end after the allocator
   const long bytes = options().workspace;
   if (bytes <= 0 || kept[device.index()] != nullptr) return;
   kept[device.index()] = new c10::DataPtr(c10::GetAllocator(on.type())->allocate(static_cast<std::size_t>(bytes)));
 }
 
-/// A kernel for other alignments rounds otherwise.
+/// Imitates a kernel for another alignment, which rounds differently.
 void change_last_bit(const at::Tensor& t) {
   if (t.numel() > 0 && t.is_floating_point()) *static_cast<unsigned char*>(t.mutable_data_ptr()) ^= 1u;
 }
 
-/// What a captured call keeps for its replays.
+/// The parts of a captured call that its replays need.
 struct recorded {
   c10::OperatorHandle op;
   traits of;
   torch::jit::Stack arguments;
-  std::vector<at::Tensor> outputs;  ///< undefined: the kernel writes it itself
+  std::vector<at::Tensor> outputs;  ///< undefined: the kernel writes the output itself
   std::function<philox()> draw;
   bool misaligned;
   int threads;
@@ -144,11 +144,11 @@ class call {
     if (!j.reads.empty() || !j.writes.empty()) enqueue(s, std::move(j));
   }
 
-  /// Nothing runs, as on a real device. The kernel is asked for shapes, on zeros.
+  /// Runs nothing, as on a real device. The kernel runs on zeros, to get the shapes of the results.
   void capture(stream& s) {
     auto draw = drawn();
     if (of_.workspace) take_workspace(on_, device_);
-    blank_memory results;  // what is at their addresses stays
+    blank_memory results;  // keeps the bytes at the addresses of the results
     host_side blank(device_, on_, true);
     compute(blank, nullptr, false, &results);
     recorded r{op_, of_, {}, {}, std::move(draw), misaligned_, at::get_num_threads()};
@@ -161,14 +161,14 @@ class call {
     give_back();
   }
 
-  /// Replays see tensors of the host as they are now.
+  /// Replays use copies of the current host tensors.
   c10::IValue of_now(const c10::IValue& v) const {
     const auto kept = [](const at::Tensor& t) {
       const bool changes = t.defined() && !is_kernel_address(t.const_data_ptr()) && !t.unsafeGetTensorImpl()->is_wrapped_number();
       return changes ? t.clone() : t;
     };
     if (v.isTensor()) return kept(v.toTensor());
-    if (v.isGenerator()) return {};  // the kernel gets another one
+    if (v.isGenerator()) return {};  // the kernel gets another generator
     if (!v.isTensorList()) return v;
     c10::List<at::Tensor> list;
     for (const at::Tensor& t : v.toTensorVector()) list.push_back(kept(t));
@@ -263,14 +263,14 @@ class call {
     TORCH_CHECK(false, "emulated: no argument is what ", op_.schema().name(), " returns");
   }
 
-  /// What was written is not there yet. What was read must stay as it is until it is.
+  /// Makes written bytes appear late. Bytes that were read must not change until then.
   std::function<void()> late_work() {
     std::vector<range> targets;
     for (const auto& u : used_)
       if (u.written) targets.push_back(extent(u.device));
     for (const auto& o : outputs_) targets.push_back(extent(o));
     for (const auto& b : before_)
-      if (!b.holds()) targets.push_back(b.at);  // the schema may not say so
+      if (!b.holds()) targets.push_back(b.at);  // the schema may not mark the argument as written
     std::vector<snapshot> written;
     for (const auto& r : targets)
       if (r.bytes > 0 && std::none_of(written.begin(), written.end(),
@@ -306,7 +306,7 @@ class call {
   std::vector<range> reads_, writes_;
   std::vector<snapshot> before_;
   torch::jit::Stack results_;
-  std::vector<at::Tensor> outputs_;  ///< fresh ones; undefined: an argument, or in its memory
+  std::vector<at::Tensor> outputs_;  ///< new outputs; undefined: the output is an argument, or lies in its memory
   bool misaligned_ = false;
 };
 

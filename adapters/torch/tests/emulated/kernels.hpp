@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Kernels of the emulated devices: those of the host, on the bytes of the device. Both emulations use them, with a `backend`
-/// each.
+/// Kernels of the emulated devices: kernels of the host on the bytes of the device. Both emulations use them, each with its own
+/// `backend`.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -20,43 +20,43 @@
 
 namespace emulated {
 
-/// From where one call draws its random numbers.
+/// The generator state from which a call draws its random numbers.
 struct philox {
   std::uint64_t seed = 0, offset = 0;
 };
-/// Outputs that a call which draws takes from the generator of the device.
+/// Number of generator outputs that a random call takes.
 constexpr std::uint64_t draws_per_call = 4;
 
-/// What the kernels must know of the device, as PyTorch sees it. One object per process, never destroyed.
+/// The kernels' view of a device of PyTorch. One object per process, never destroyed.
 class backend {
  public:
   virtual ~backend() = default;
   virtual c10::DeviceType type() const = 0;
   virtual c10::DispatchKey key() const = 0;
-  /// Of the calling thread.
+  /// The current stream of the calling thread.
   virtual stream& current_stream(c10::DeviceIndex device) const = 0;
-  /// Advances the generator by `draws_per_call`, and tells from where the call draws. `given` may be undefined: the default
-  /// generator of `device`. The function is called when the kernel runs; at each replay if it has been captured, so it must
-  /// give the state of then. It is not called during a capture.
+  /// Advances the generator by `draws_per_call`, and returns a function for the state from which the call draws. If `given` is
+  /// undefined, the default generator of `device` is used. The function is called when the kernel runs, and at each replay of a
+  /// captured kernel, so it must return the state of that moment. It is not called during a capture.
   virtual std::function<philox()> draw(const at::Generator& given, c10::DeviceIndex device) const = 0;
 };
 
-/// Runs the operator on tensors of the device, by its kernel for the host. What the kernel allocates comes from the allocator
-/// of the device. Arguments are taken from the stack, and results are put there.
+/// Runs the operator on tensors of the device, by the kernel of the host. Allocations of the kernel come from the allocator of
+/// the device. Takes the arguments from the stack, and puts the results there.
 /// @throws capture_error if the operator looks at data and the stream is captured
 void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, const backend& on);
 
-/// The same for an operator known by its name, such as "aten::convolution".
+/// `run` for an operator given by its name, such as "aten::convolution".
 void run(const char* name, const char* overload, torch::jit::Stack* stack, const backend& on);
 
-/// `to.copy_(from, later)` if one of them or both are on the device. Waits for the host where CUDA does.
+/// `to.copy_(from, later)` for at least one tensor on the device. Waits on the host where CUDA does.
 void copy(const at::Tensor& to, const at::Tensor& from, bool later, const backend& on);
 
-/// Operators of `aten` that have a kernel for the host and none for `key`, in full: "aten::add.Tensor".
+/// Operators of `aten` with a kernel for the host and without one for `key`, with full names: "aten::add.Tensor".
 std::vector<c10::OperatorName> operators_without_kernel(c10::DispatchKey key);
 
-/// Registers `kernel`, a boxed function that calls `run`, for all operators that `key` lacks.
-/// A fallback would not do: it would decompose composite operators, and so change bits.
+/// Registers `kernel`, a boxed function that calls `run`, for all operators that `key` lacks. A fallback would decompose
+/// composite operators, and so change bits.
 template <c10::BoxedKernel::BoxedKernelFunction* kernel>
 void serve_operators(torch::Library& library, c10::DispatchKey key, const std::set<std::string>& except = {}) {
   for (const auto& op : operators_without_kernel(key)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory of the emulated devices: one reservation of addresses. Its lower half is what tensors see, and nobody may touch it. Its
-/// upper half holds the bytes, at a constant distance.
+/// Memory of the emulated devices: one reservation of addresses. Tensors see the lower half, which nobody may access. The upper
+/// half holds the bytes, at a constant distance.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t space = std::size_t{1} << 36;           // addresses of each device
 constexpr std::size_t half = space * device_count;            // all devices
-constexpr std::size_t large = std::size_t{1} << 20;           // freed pieces from here on go back to the system
-constexpr std::size_t most_poisoned = std::size_t{64} << 20;  // a fresh piece is poisoned up to here
+constexpr std::size_t large = std::size_t{1} << 20;           // freed pieces of this size or more go back to the system
+constexpr std::size_t most_poisoned = std::size_t{64} << 20;  // new pieces are poisoned up to this size
 constexpr std::size_t page = 4096;
 constexpr int poisoned_byte = 0xA5;
 
@@ -36,7 +36,7 @@ char* base() {
   return at;
 }
 
-/// Pieces of the address space of a device. Free ones that touch are one.
+/// Pieces of the address space of a device. Adjacent free pieces are joined.
 struct pool {
   std::map<char*, std::size_t> free, used;
   std::size_t used_bytes = 0, others = 0;
@@ -68,7 +68,7 @@ void forget(const void* data, std::size_t bytes) {
   accesses().forget(data, bytes);
 }
 
-/// Poisons what was freed. Whole pages of a large piece go back to the system, and read as zeros then.
+/// Poisons freed memory. Whole pages of a large piece go back to the system, and read as zeros afterwards.
 void give_back(char* begin, std::size_t bytes) {
   char* const end = begin + bytes;
   auto* const first = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(begin) + page - 1) / page * page);

@@ -30,7 +30,7 @@ constexpr std::array<std::string_view, 4> indexings = {"aten::index", "aten::ind
                                                        "aten::_index_put_impl_"};
 constexpr std::array<std::string_view, 5> untouching = {"aten::empty", "aten::empty_strided", "aten::set_",
                                                         "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type"};
-/// They draw only where the host's kernel refuses to.
+/// These operators draw only in cases that the kernel of the host refuses.
 constexpr std::array<std::string_view, 2> tagged_only = {"aten::_fused_sdp_choice",
                                                          "aten::_scaled_dot_product_flash_attention_for_cpu"};
 
@@ -68,7 +68,7 @@ traits make_traits(const c10::OperatorHandle& op) {
   return t;
 }
 
-/// Spreads the state over the bits that the host's generator uses.
+/// Mixes the state into the bits that the generator of the host uses.
 std::uint64_t mixed(const philox& from) {
   std::uint64_t x = from.seed + 0x9E3779B97F4A7C15u * (from.offset / draws_per_call + 1);
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -76,7 +76,7 @@ std::uint64_t mixed(const philox& from) {
   return x ^ (x >> 31);
 }
 
-/// As the host's kernel, which draws from the default generator of the host only.
+/// Computes dropout like the kernel of the host, which can draw from the default generator only.
 void dropout(torch::jit::Stack& stack, const at::Generator& generator) {
   const auto input = stack[0].toTensor();
   const auto kept = 1.0 - stack[1].toDouble();

@@ -39,7 +39,7 @@ std::string describe(const char* kind, const epoch& who, const char* earlier_kin
          " (stream " + std::to_string(earlier.stream) + ") " + earlier_kind + ", and nothing orders the two";
 }
 
-/// Reports each earlier job once per access.
+/// Reports each earlier job at most once per access.
 class once {
  public:
   once(const history::report& race, const char* kind, const epoch& who) : race_(race), kind_(kind), who_(who) {}
@@ -82,7 +82,7 @@ void history::read(const void* begin, std::size_t bytes, const epoch& who, const
   once tell(race, "reads", who);
   auto s = segments_.lower_bound(from);
   for (address at = from; at < to;) {
-    if (s == segments_.end() || s->first > at) {  // nobody used these bytes so far
+    if (s == segments_.end() || s->first > at) {  // these bytes have not been used so far
       const address end = s == segments_.end() ? to : std::min(to, s->first);
       s = segments_.emplace_hint(s, at, segment{end, {}, {}});
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The detector of races: who used which bytes last, and whether that is ordered before the next use. It looks at what streams,
-/// events and waits of the host guarantee, never at time, so it finds a race in every run.
+/// The detector of races. It records the last uses of all bytes, and checks that each is ordered before the next use. It
+/// considers only what streams, events and waits of the host guarantee, never time, so it finds a race in every run.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace emulated {
 
-/// For each stream, how many of its jobs are known to be done.
+/// For each stream, the number of its jobs that are known to be done.
 class vector_clock {
  public:
   void merge(const vector_clock& other);
   std::uint64_t of(int stream) const;
-  std::uint64_t tick(int stream);  ///< one more job of the stream
+  std::uint64_t tick(int stream);  ///< counts one more job of the stream
 
  private:
   std::vector<std::uint64_t> counts_;
@@ -35,12 +35,12 @@ struct epoch {
   bool operator==(const epoch& other) const { return stream == other.stream && count == other.count; }
 };
 
-/// The last writer and the readers since then, for each byte that has been used.
+/// For each used byte, its last writer and the readers since then.
 class history {
  public:
   using report = std::function<void(std::string)>;
 
-  /// `who` reads; `now` is what is known to be done when it starts, itself included.
+  /// Records a read by `who`. `now` are the jobs known to be done when it starts, itself included.
   void read(const void* begin, std::size_t bytes, const epoch& who, const vector_clock& now, const report& race);
   void write(const void* begin, std::size_t bytes, const epoch& who, const vector_clock& now, const report& race);
   void forget(const void* begin, std::size_t bytes);
@@ -50,11 +50,11 @@ class history {
   struct segment {
     address end;
     epoch writer;
-    std::vector<epoch> readers;  ///< at most one of each stream
+    std::vector<epoch> readers;  ///< at most one per stream
   };
   using segments = std::map<address, segment>;
 
-  /// Makes `at` a border of segments.
+  /// Splits the segment that contains `at`.
   void split(address at);
   void join_with_previous(segments::iterator s);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The detector of races: what it finds, and that it raises no false alarm.
+/// The detector of races: it finds all races, and raises no false alarms.
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,16 +15,16 @@
 using namespace emulated;
 using namespace emulated::testing;
 
-TEST_CASE("accesses that nothing orders are races", "[hardware]") {
+TEST_CASE("accesses without an order are races", "[hardware]") {
   const fresh start;
   own_stream a, b;
   const device_memory m;
-  SECTION("write, write") {
+  SECTION("write and write") {
     write(a, m.whole());
     write(b, m.whole());
     REQUIRE(races() == 1);
   }
-  SECTION("write, read") {
+  SECTION("write and read") {
     write(a, m.part(0, 8), "first");
     read(b, m.part(7, 8), "second");
     REQUIRE(races() == 1);
@@ -33,14 +33,14 @@ TEST_CASE("accesses that nothing orders are races", "[hardware]") {
     REQUIRE(text.find("second") != std::string::npos);
     REQUIRE(text.find("1 bytes") != std::string::npos);
   }
-  SECTION("read, write: memory used again without an event") {
+  SECTION("read and write: reused memory without an event") {
     write(a, m.whole());
     synchronize(a);
     read(b, m.whole());
     write(a, m.part(100, 4));
     REQUIRE(races() == 1);
   }
-  SECTION("also when they are long done: no race depends on time") {
+  SECTION("accesses long after each other: races do not depend on time") {
     write(a, m.whole());
     usleep(20000);
     write(b, m.whole());
@@ -54,7 +54,7 @@ TEST_CASE("accesses that nothing orders are races", "[hardware]") {
     read(b, m.whole());
     REQUIRE(races() == 1);
   }
-  SECTION("page-locked memory too") {
+  SECTION("accesses to page-locked memory") {
     const pinned p(64);
     copy(p.data, m.data, 64, a);
     copy(m.data, p.data, 64, b);
@@ -64,23 +64,23 @@ TEST_CASE("accesses that nothing orders are races", "[hardware]") {
   synchronize_device(0);
 }
 
-TEST_CASE("accesses in order are none", "[hardware]") {
+TEST_CASE("ordered accesses are no races", "[hardware]") {
   const fresh start;
   own_stream a, b, c;
   const device_memory m;
-  SECTION("of one stream") {
+  SECTION("accesses of one stream") {
     write(a, m.whole());
     read(a, m.whole());
     write(a, m.whole());
   }
-  SECTION("two readers, other bytes") {
+  SECTION("two readers, and accesses to other bytes") {
     read(a, m.whole());
     read(b, m.whole());
     synchronize_device(0);
     write(a, m.part(0, 512));
     write(b, m.part(512, 512));
   }
-  SECTION("an event, also over a third stream") {
+  SECTION("an event, also by way of a third stream") {
     const auto e = make_event(), f = make_event();
     write(a, m.whole());
     record(*e, a);
@@ -90,7 +90,7 @@ TEST_CASE("accesses in order are none", "[hardware]") {
     wait(c, *f);
     write(c, m.whole());
   }
-  SECTION("the host waited for the stream, the event or the device, or asked until it was done") {
+  SECTION("the host waited for the stream, the event or the device, or polled it") {
     const auto e = make_event();
     write(a, m.whole());
     record(*e, a);
@@ -127,7 +127,7 @@ TEST_CASE("accesses in order are none", "[hardware]") {
   synchronize_device(0);
 }
 
-TEST_CASE("streams that ignore waits, and events on the wrong stream, are found", "[hardware]") {
+TEST_CASE("streams that ignore waits and events on the wrong stream cause races", "[hardware]") {
   const with broken(GENERATE("drop_waits", "wrong_stream"), 1);
   own_stream a, b;
   const device_memory m;
@@ -140,13 +140,13 @@ TEST_CASE("streams that ignore waits, and events on the wrong stream, are found"
   synchronize_device(0);
 }
 
-TEST_CASE("many streams: what is ordered by chance agrees with a table", "[hardware]") {
+TEST_CASE("random accesses of many streams: the detector agrees with a table", "[hardware]") {
   const fresh start;
   const device_memory m(64 * 512);
   std::minstd_rand chance(1);
   std::vector<std::unique_ptr<own_stream>> s;
   for (int k = 0; k < 4; ++k) s.push_back(std::make_unique<own_stream>());
-  // done[i][j]: how many jobs of j the stream i comes after. Each cell has a last writer and readers since then.
+  // done[i][j]: the number of jobs of stream j that stream i comes after. Each cell has a last writer and the readers since then.
   std::vector<std::vector<int>> done(4, std::vector<int>(4, 0));
   struct cell {
     int writer = -1, count = 0, reader_count[4] = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the parts of the emulated hardware share. Only they include it.
+/// Declarations shared by the parts of the emulated hardware. Only these parts include it.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace emulated {
 
-/// Values of the options. Atomic, since tests set them while streams run.
+/// Values of the options. Atomic, because tests set them while streams run.
 struct settings {
   std::atomic<long> late{0}, fail{0}, hold{0}, drop_waits{0}, wrong_stream{0}, alignment{0}, workspace{0}, bytes{16L << 30},
       pace{0}, link{0}, interference{0}, clock{0}, handles{0}, lost{0};
@@ -34,44 +34,45 @@ struct counters {
 };
 counters& counting();
 
-/// Guards clocks, events, captures and the list of streams. A stream's own lock may be taken under it, never the reverse.
+/// Guards clocks, events, captures and the list of streams. The lock of a stream may be taken while it is held, never the
+/// reverse.
 std::mutex& world_lock();
-/// Guards the lists of allocated memory. It may be taken under the lock of the world.
+/// Guards the lists of allocated memory. It may be taken while the lock of the world is held.
 std::mutex& memory_lock();
-/// What the host knows to be done. Under the lock of the world.
+/// The jobs that the host knows to be done. Guarded by the lock of the world.
 vector_clock& host_clock();
-/// Who used which bytes. Under the lock of the world.
+/// The uses of all bytes. Guarded by the lock of the world.
 history& accesses();
-/// Counts a race. Under the lock of the world.
+/// Counts a race. The caller holds the lock of the world.
 void report_race(std::string text);
 
-/// @throws failure if the device is lost, or the process is a fork of one that has streams
+/// @throws failure if the device is lost, or if the process is a fork of a process with streams
 void check_alive();
 bool forked();
 
-/// A capture that goes on. Under the lock of the world.
+/// A capture in progress. Guarded by the lock of the world.
 struct capture {
   unsigned long long id = 0;
   stream* origin = nullptr;
-  std::vector<stream*> joined;  ///< with the origin
+  std::vector<stream*> joined;  ///< streams that joined the capture, with the origin
   std::shared_ptr<graph> made;
   history accesses;
-  std::string broken;  ///< what made it invalid; empty: nothing
+  std::string broken;  ///< the call that made the capture invalid; empty: none
   bool ended = false;
 };
 std::vector<std::shared_ptr<capture>>& captures();
 [[noreturn]] void break_capture(capture& c, const std::string& text, capture_error::why why = capture_error::why::forbidden);
 void add_to_capture(stream& s, job j);
-/// `s` takes part in the capture and goes on after what `seen` says.
+/// Makes `s` part of the capture, ordered after the jobs in `seen`.
 void join_capture(stream& s, const std::shared_ptr<capture>& c, const vector_clock& seen);
 
 class graph {
  public:
   std::vector<job> jobs;
-  std::vector<range> reads, writes;  ///< of all jobs, joined where they touch
+  std::vector<range> reads, writes;  ///< ranges of all jobs, adjacent ranges joined
 };
 
-/// A place in the order of a stream, which events remember.
+/// A position in the order of a stream, which an event remembers.
 class moment {
  public:
   void arrive(bool failed);
@@ -92,7 +93,7 @@ class moment {
 
 class event {
  public:
-  std::shared_ptr<moment> last;  ///< under the lock of the world
+  std::shared_ptr<moment> last;  ///< guarded by the lock of the world
 };
 
 class stream {
@@ -101,27 +102,28 @@ class stream {
 
   /// Starts the thread, which keeps the stream alive.
   static void start(const std::shared_ptr<stream>& s);
-  /// Adds work that always runs, such as a wait. `mark`, if there is one, arrives at once with the end of the work.
+  /// Adds work that always runs, such as a wait. `mark`, if given, arrives with the end of the work.
   std::uint64_t push(std::function<void()> work, std::shared_ptr<moment> mark = nullptr);
-  /// Adds a job, which does not run if one before it has failed.
+  /// Adds a job, which is skipped if an earlier job has failed.
   void push_job(job j, bool fails);
   void await(std::uint64_t ticket);
-  /// Waits for all that has been given.
+  /// Waits for all work added so far.
   void drain();
   bool drained() const;
-  /// The message of the job that failed; empty: none did.
+  /// The message of the failed job; empty: no job failed.
   std::string failed() const;
   void forget_failure();
   void end();
 
   const int device;
   const int id;
-  /// Who gives work holds it, from when it looks at the memory that the work uses: another thread may free memory behind what it
-  /// gives, and a kernel that takes this memory comes later in the stream. Taken before the lock of the world.
+  /// Held by a thread that adds work, from the moment when it looks at the memory that the work uses. Another thread may free
+  /// memory after it has added work, and a kernel that gets this memory must come later in the stream. Taken before the lock of
+  /// the world.
   std::recursive_mutex giving;
   bool is_default = false;
-  vector_clock now;                   ///< under the lock of the world
-  std::shared_ptr<capture> captured;  ///< under the lock of the world; null: not captured
+  vector_clock now;                   ///< guarded by the lock of the world
+  std::shared_ptr<capture> captured;  ///< guarded by the lock of the world; null: not captured
   vector_clock captured_now;          ///< order inside the capture
 
  private:
@@ -138,11 +140,11 @@ class stream {
   std::uint64_t given_ = 0, finished_ = 0;
   bool ending_ = false;
   std::string failure_;
-  std::mt19937 chance_;  ///< its first number differs between neighbouring seeds
+  std::mt19937 chance_;  ///< the first number differs between adjacent seeds
 };
 
 std::vector<std::shared_ptr<stream>> streams_of(int device);  ///< takes the lock of the world
-/// Does a job on the calling thread: takes the time of the link, then runs it.
+/// Runs a job on the calling thread, after the time of the link.
 void perform_job(const job& j);
 
 }  // namespace emulated

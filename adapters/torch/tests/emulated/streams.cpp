@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The threads behind the streams, and how long their jobs take.
+/// The threads of the streams, and the time of their jobs.
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -12,7 +12,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Sleeps; the last part by spinning, since threads wake up late.
+/// Sleeps, and spins at the end, because threads wake up late.
 void pause(clock::duration time) {
   constexpr auto spun = std::chrono::microseconds(60);
   const auto until = clock::now() + time;
@@ -21,7 +21,7 @@ void pause(clock::duration time) {
   }
 }
 
-/// @param rate bytes per second; 0: it takes no time
+/// @param rate bytes per second; 0: no time
 clock::duration time_of(std::size_t bytes, long rate) {
   return std::chrono::nanoseconds(rate <= 0 ? 0
                                             : static_cast<long>(1e9 * static_cast<double>(bytes) / static_cast<double>(rate)));
@@ -39,7 +39,7 @@ struct copying {
   ~copying() { --copies_running; }
 };
 
-/// The time of the link: one engine for each direction of each device, which does one copy after the other.
+/// Waits for the time of the link. Each device has one engine per direction, which runs one copy after another.
 void take_link(const job& j) {
   static auto* const engines = new std::mutex[device_count][2];
   const long rate = options().link;
@@ -80,7 +80,7 @@ void stream::serve() {
     queue_.pop_front();
     guard.unlock();
     work();
-    work = nullptr;  // what the job holds is gone before it counts as done
+    work = nullptr;  // releases the objects of the job before it counts as done
     guard.lock();
     ++finished_;
     if (mark) mark->arrive(!failure_.empty());
@@ -94,7 +94,7 @@ std::uint64_t stream::push(std::function<void()> work, std::shared_ptr<moment> m
   std::unique_lock guard(lock_);
   queue_.push_back({std::move(work), std::move(mark)});
   const auto ticket = ++given_;
-  guard.unlock();  // or the thread that wakes up would have to wait for it
+  guard.unlock();  // unlocks first, or the woken thread would wait for the lock
   more_.notify_one();
   return ticket;
 }
