@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -22,6 +21,7 @@
 #include <remat/pytorch/session.hpp>
 
 #include "../base/digest.hpp"
+#include "../base/generators.hpp"
 #include "../base/key.hpp"
 
 namespace remat::pytorch {
@@ -57,19 +57,11 @@ class autocast_state {
 /// States of the default generators of the host and of the device of a step.
 struct all_generators {
   static all_generators now(c10::Device on) {
-    all_generators all{generator_state::now(), on, {}};
-    if (on.is_cpu()) return all;
-    auto g = at::globalContext().defaultGenerator(on);
-    std::lock_guard lock(g.mutex());
-    all.theirs = g.get_state();
-    return all;
+    return {generator_state::now(), on, on.is_cpu() ? at::Tensor() : state_of(at::globalContext().defaultGenerator(on))};
   }
   void restore() const {
     host.restore();
-    if (!theirs.defined()) return;
-    auto g = at::globalContext().defaultGenerator(on);
-    std::lock_guard lock(g.mutex());
-    g.set_state(theirs);
+    if (theirs.defined()) set_state(at::globalContext().defaultGenerator(on), theirs);
   }
   friend bool operator==(const all_generators& a, const all_generators& b) {
     return a.host == b.host && same_bits(a.theirs, b.theirs);

@@ -9,7 +9,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 
@@ -61,17 +60,12 @@ still_generator::still_generator(c10::Device on)
 std::string still_generator::now() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const uncounted aside;  // this state is gone at once, and no plan has room for it
-  auto g = generator_;
-  std::lock_guard lock(g.mutex());
-  return text_of(g.get_state());
+  return text_of(state_of(generator_));
 }
 void still_generator::set(const std::string& state) const {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto bytes = static_cast<int64_t>(state.size());
-  const auto to = at::from_blob(const_cast<char*>(state.data()), {bytes}, at::kByte);
-  auto g = generator_;
-  std::lock_guard lock(g.mutex());
-  g.set_state(to);
+  set_state(generator_, at::from_blob(const_cast<char*>(state.data()), {bytes}, at::kByte));
 }
 void still_generator::rewind() const {
   if (now() != start_) set(start_);

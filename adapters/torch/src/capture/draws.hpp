@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/generators.hpp"
 #include "trace.hpp"
 
 namespace remat::pytorch::detail {
@@ -47,9 +48,8 @@ class draw_log {
   draw_log& operator=(const draw_log&) = delete;
 
   const at::Generator& generator() const { return generator_; }
-  /// The generator now.
-  at::Tensor state();
-  void set_state(const at::Tensor& s);
+  at::Tensor state() const { return state_of(generator_); }
+  void set_state(const at::Tensor& s) const { pytorch::set_state(generator_, s); }
   /// Somebody is about to look at the state: before the first draw it gets that of the user.
   /// @return it has
   bool show();

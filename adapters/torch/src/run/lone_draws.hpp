@@ -6,14 +6,13 @@
 #include <ATen/Context.h>
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <remat/pytorch/executor.hpp>
 
-#include "../base/counted_draws.hpp"
+#include "../base/generators.hpp"
 
 namespace remat::pytorch {
 
@@ -37,7 +36,7 @@ class lone_draws {
     auto& s = seen_[which];
     for (int tries = 0;; ++tries) {
       start();
-      s.start = now();
+      s.start = state_of(generator());
       work();
       s.count = count(n, s.start);
       if (!s.alone || s.count <= *s.alone) break;
@@ -54,8 +53,8 @@ class lone_draws {
       lone_draws& all;
       at::Tensor before;
       std::uint64_t foreign = 0;
-      ~restored() { all.set(after_counted_draws(all.generator(), before, foreign)); }
-    } later{*this, now()};
+      ~restored() { set_state(all.generator(), after_counted_draws(all.generator(), before, foreign)); }
+    } later{*this, state_of(generator())};
     for (int tries = 0;; ++tries) {
       start();
       work();
@@ -79,18 +78,8 @@ class lone_draws {
   };
 
   at::Generator generator() const { return at::globalContext().defaultGenerator(on_); }
-  at::Tensor now() const {
-    auto g = generator();
-    const std::lock_guard lock(g.mutex());
-    return g.get_state();
-  }
-  void set(const at::Tensor& state) const {
-    auto g = generator();
-    const std::lock_guard lock(g.mutex());
-    g.set_state(state);
-  }
   std::uint64_t count(const node& n, const at::Tensor& from) const {
-    const auto drawn = counted_draws(generator(), from, now());
+    const auto drawn = counted_draws(generator(), from, state_of(generator()));
     give_up_unless(drawn.has_value(), n);
     return *drawn;
   }

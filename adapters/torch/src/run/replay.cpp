@@ -24,7 +24,7 @@ void executor::state::go_to(const generator_origin& origin) const {
     case generator_origin::backward:
       return on.random(*phases[1]);
     case generator_origin::fixed:
-      at::Generator(at::globalContext().defaultGenerator(on.which())).set_state(byte_tensor(origin.state));
+      set_state(at::globalContext().defaultGenerator(on.which()), byte_tensor(origin.state));
   }
 }
 
