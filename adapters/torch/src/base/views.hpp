@@ -106,29 +106,38 @@ inline c10::Device device_of_step(const program& step) {
   return c10::kCPU;
 }
 
+/// Lists get elements of their own.
+inline void own_lists(std::vector<c10::IValue>& values) {
+  for (auto& v : values)
+    if (v.isList()) v = c10::IValue(v.toList().copy());
+}
+/// The tensor at a place in a list of arguments or results: an `operand`, or what has the same members.
+template <class Place>
+const at::Tensor& tensor_at(const std::vector<c10::IValue>& values, const Place& o, std::size_t first = 0) {
+  const auto& v = values[first + static_cast<std::size_t>(o.at)];
+  return o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
+}
+/// Puts a tensor there; lists are written.
+template <class Place>
+void put_tensor(std::vector<c10::IValue>& values, const Place& o, at::Tensor t) {
+  auto& v = values[static_cast<std::size_t>(o.at)];
+  if (o.element < 0)
+    v = std::move(t);
+  else
+    v.toList().set(static_cast<std::size_t>(o.element), c10::IValue(std::move(t)));
+}
+
 /// Arguments of a call.
 /// @param again  it is a recomputation
 /// @param tensor gives the tensor for a view
 template <class F>
 std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
   auto stack = c.arguments;
-  for (auto& argument : stack)
-    if (argument.isList()) argument = c10::IValue(argument.toList().copy());
-  for (const auto& o : c.operands) {
-    if (again && std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) != c.first_run_only.end()) continue;
-    auto& argument = stack[static_cast<std::size_t>(o.at)];
-    if (o.element < 0)
-      argument = tensor(o.view);
-    else
-      argument.toList().set(static_cast<std::size_t>(o.element), c10::IValue(tensor(o.view)));
-  }
+  own_lists(stack);
+  for (const auto& o : c.operands)
+    if (!again || std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) == c.first_run_only.end())
+      put_tensor(stack, o, tensor(o.view));
   return stack;
-}
-
-/// The tensor that a call left on the stack as result `r`.
-inline at::Tensor result_of(const std::vector<c10::IValue>& stack, const operand& r) {
-  const auto& v = stack[static_cast<std::size_t>(r.at)];
-  return r.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(r.element)].toTensor();
 }
 
 }  // namespace remat::pytorch

@@ -74,7 +74,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   }
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
-  for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
+  for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
   for (const auto at : c.numbers) numbers_.push_back(stack[first + static_cast<std::size_t>(at)].toDouble());
   if (c.draws) generator().draw(at_);
   for (std::size_t j = 0; j < positions.size(); ++j) take_value(tensor_in(recorded(), c.positions[j]), positions[j]);
@@ -82,7 +82,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
     stack.resize(first);
     stack.insert(stack.end(), made->begin(), made->end());
-    for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, 0, r));
+    for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, r));
     log_->add(at_, op, std::move(arguments), std::move(*made), c.draws, true);
     ran_.push_back(true);
     ++at_;
@@ -108,12 +108,12 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     read_[o.view.value] = true;
     if (c.constant) continue;
     if (o.written) written_[o.view.value] = true;
-    if (o.written && recorded().storages[o.view.value].slot == none && has_memory(tensor_at(stack, first, o)))
-      log_->hide(tensor_at(stack, first, o).storage());  // a constant until now
+    if (o.written && recorded().storages[o.view.value].slot == none && has_memory(tensor_at(stack, o, first)))
+      log_->hide(tensor_at(stack, o, first).storage());  // a constant until now
   }
   std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
   for (const auto& o : c.operands)
-    for (auto k = o.raised; k > 0; --k) tensor_at(arguments, 0, o).unsafeGetTensorImpl()->bump_version();
+    for (auto k = o.raised; k > 0; --k) tensor_at(arguments, o).unsafeGetTensorImpl()->bump_version();
   const bool moved = reshape(c, arguments);
   auto results = results_of(c, arguments);
   stack.resize(first);
@@ -211,13 +211,13 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
   const auto masks = takes_masks(op);
   std::vector<at::Tensor> wanted;
   for (const auto& o : c.operands) {
-    const auto& t = tensor_at(stack, first, o);
+    const auto& t = tensor_at(stack, o, first);
     if (c.ahead || (o.at == masks && is_mask(t))) wanted.push_back(t);
   }
   const bool there = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     if (!c.ahead && o.at != masks) return true;
     const bool outside = recorded().storages[o.view.value].slot != none;
-    return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, first, o));
+    return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, o, first));
   });
   if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values" + not_ahead;
   if (c.ahead) {
@@ -231,14 +231,14 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
   }
   for (const auto& t : wanted)
     if (const auto of = std::find_if(c.operands.begin(), c.operands.end(),
-                                     [&](const auto& o) { return tensor_at(stack, first, o).is_same(t); });
+                                     [&](const auto& o) { return tensor_at(stack, o, first).is_same(t); });
         !there && recorded().storages[of->view.value].slot == none)
       hide(storage_of(t));
   const auto fits = [&] {
     const auto& r = recorded();
     if (made)
       return std::all_of(call().results.begin(), call().results.end(), [&](const auto& x) {
-        const auto& t = tensor_at(*made, 0, x);
+        const auto& t = tensor_at(*made, x);
         return t.sizes() == at::IntArrayRef(x.view.sizes) && t.strides() == at::IntArrayRef(x.view.strides);
       });
     return positions.size() == call().positions.size() &&
@@ -330,7 +330,7 @@ void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& 
   if (const char* why = differs(op, stack)) diverge(op.schema().name() + ": " + why);
   const auto& c = call();
   const auto first = stack.size() - c.arguments.size();
-  for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
+  for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
   if (!late_.empty()) diverge(op.schema().name() + ": another constant than planned");
   if (c.draws) generator().draw(at_);
   for (const auto& o : c.operands) written_[o.view.value] = written_[o.view.value] || o.written;
@@ -339,7 +339,7 @@ void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& 
     meet_results(c, stack);
   } else if (candidates_[current_].what->runs[at_]) {
     for (const auto& o : c.operands)
-      if (!has_memory(tensor_at(stack, first, o))) diverge(op.schema().name() + " asks for a number that is not there");
+      if (!has_memory(tensor_at(stack, o, first))) diverge(op.schema().name() + " asks for a number that is not there");
     op.callBoxed(&stack);
     meet_results(c, stack);
   } else {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/views.hpp"
 #include "call_log.hpp"
 #include "follower.hpp"
 #include "resumed_recording.hpp"
@@ -138,11 +139,6 @@ class follower final : public c10::DebugInfoBase {
   void meet_results(const traced_call& c, const ::torch::jit::Stack& stack);
   void set(std::size_t id, const at::Tensor& t) {
     tensors_[id] = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(t.getIntrusivePtr());
-  }
-
-  static const at::Tensor& tensor_at(const ::torch::jit::Stack& stack, std::size_t first, const traced_tensor& o) {
-    const auto& v = stack[first + static_cast<std::size_t>(o.at)];
-    return o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
   }
 
   /// @return how the call differs from the next one of the candidate, or null

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../base/trim.hpp"
+#include "../base/views.hpp"
 #include "../program/operators.hpp"
 #include "call_log.hpp"
 #include "hollow.hpp"
@@ -112,11 +113,8 @@ namespace {
 /// Calls `f(tensor)` for each operand that a call writes.
 template <class F>
 void each_written(const traced_call& c, const call_log::entry& e, F f) {
-  for (const auto& o : c.operands) {
-    if (!o.written) continue;
-    const auto& v = e.arguments[static_cast<std::size_t>(o.at)];
-    f(o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor());
-  }
+  for (const auto& o : c.operands)
+    if (o.written) f(tensor_at(e.arguments, o));
 }
 
 }  // namespace

@@ -40,8 +40,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   const auto n = op.schema().arguments().size(), results = op.schema().returns().size();
   const auto first = stack.size() - n;
   std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
-  for (auto& a : arguments)
-    if (a.isList()) a = c10::IValue(a.toList().copy());
+  own_lists(arguments);
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
   bool touched = false, own_generator = false;
   for (std::size_t i = 0; i < n; ++i) {

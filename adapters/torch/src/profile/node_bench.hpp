@@ -204,7 +204,7 @@ class node_bench {
   void take_results(const call& c, const ::torch::jit::Stack& stack) {
     for (const auto& r : c.results) {
       const auto& view = step_.views[r.view];
-      const auto t = result_of(stack, r);
+      const auto& t = tensor_at(stack, r);
       if (t.sizes() != at::IntArrayRef(view.sizes) || !same_strides(t.sizes(), t.strides(), view.strides)) {
         distrust_results(c.op);
         detail::forget_results();

@@ -172,13 +172,7 @@ void executor::state::fill(const location& l, const c10::Storage& s, const at::T
   }
 }
 
-void executor::state::put(const socket& x, const at::Tensor& t) {
-  auto& argument = steps[x.step].calls[x.call].stack[static_cast<std::size_t>(x.at.at)];
-  if (x.at.element < 0)
-    argument = t;
-  else
-    argument.toList().set(static_cast<std::size_t>(x.at.element), c10::IValue(t));
-}
+void executor::state::put(const socket& x, const at::Tensor& t) { put_tensor(steps[x.step].calls[x.call].stack, x.at, t); }
 
 void executor::state::empty(const location& l) {
   const auto found = sockets.find(outer(l));

@@ -149,9 +149,7 @@ void executor::state::compute(std::size_t i) {
 
 void executor::state::execute(bound_call& c, const placed_call& planned) {
   result = c.stack;
-  if (c.writes_lists)
-    for (auto& argument : result)
-      if (argument.isList()) argument = c10::IValue(argument.toList().copy());
+  if (c.writes_lists) own_lists(result);
   if (c.kernel == nullptr) {
     c.keys = c.what->op.dispatchKeyExtractor().getDispatchKeySetBoxed(&result);
     c.kernel = &c.what->op.lookup(c.keys);
@@ -164,7 +162,7 @@ void executor::state::execute(bound_call& c, const placed_call& planned) {
   for (std::size_t k = 0; k < planned.results.size(); ++k) {
     const auto& r = c.what->results[k];
     const auto& l = planned.results[k];
-    const auto t = result_of(result, r);
+    const auto& t = tensor_at(result, r);
     if (t.sizes() != at::IntArrayRef(step.views[r.view].sizes)) {
       distrust_results(c.what->op);
       throw plan_broken("remat: " + c.what->op.schema().name() +
