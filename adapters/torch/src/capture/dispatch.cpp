@@ -93,8 +93,8 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(guarded_key);
   auto* step = step_here();
   if (step == nullptr || step->eager()) return op.callBoxed(stack);
-  const auto first = static_cast<std::ptrdiff_t>(stack->size() - op.schema().arguments().size());
-  const std::vector<c10::IValue> arguments(stack->begin() + first, stack->end());
+  const auto first = stack->size() - op.schema().arguments().size();
+  const auto arguments = values_from(*stack, first);
   const auto since = active->calls().size(), storages = active->until_now().storages.size();
   try {
     op.callBoxed(stack);
@@ -106,8 +106,7 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
     });
     if (left_traces || step->eager() || std::strstr(e.what(), reads_memory) == nullptr) throw;
     step->diverge(*active, op.schema().name() + " reads the memory of a tensor directly");
-    stack->resize(static_cast<std::size_t>(first));
-    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    replace_from(*stack, first, arguments);
     op.callBoxed(stack);
   }
 }

@@ -79,9 +79,8 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   if (c.draws) generator().draw(at_);
   for (std::size_t j = 0; j < positions.size(); ++j) take_value(tensor_in(recorded(), c.positions[j]), positions[j]);
   if (made) {
-    std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
-    stack.resize(first);
-    stack.insert(stack.end(), made->begin(), made->end());
+    auto arguments = values_from(stack, first);
+    replace_from(stack, first, *made);
     for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, r));
     log_->add(at_, op, std::move(arguments), std::move(*made), c.draws, true);
     ran_.push_back(true);
@@ -93,12 +92,11 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
       diverge(op.schema().name() + " writes a constant that a call before it reads");
       return op.callBoxed(&stack);
     }
-    const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    const auto arguments = values_from(stack, first);
     const weights_there lent(arguments);
     op.callBoxed(&stack);
     meet_results(c, stack);
-    log_->add(at_, op, arguments, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, c.draws, true,
-              std::move(positions));
+    log_->add(at_, op, arguments, values_from(stack, first), c.draws, true, std::move(positions));
     ran_.push_back(true);
     ++at_;
     return;
@@ -111,13 +109,12 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     if (o.written && recorded().storages[o.view.value].slot == none && has_memory(tensor_at(stack, o, first)))
       log_->hide(tensor_at(stack, o, first).storage());  // a constant until now
   }
-  std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  auto arguments = values_from(stack, first);
   for (const auto& o : c.operands)
     for (auto k = o.raised; k > 0; --k) tensor_at(arguments, o).unsafeGetTensorImpl()->bump_version();
   const bool moved = reshape(c, arguments);
   auto results = results_of(c, arguments);
-  stack.resize(first);
-  stack.insert(stack.end(), results.begin(), results.end());
+  replace_from(stack, first, results);
   if (!moved) log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
   ++at_;
 }
@@ -221,11 +218,11 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
   });
   if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values" + not_ahead;
   if (c.ahead) {
-    made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    made = values_from(stack, first);
     const weights_there lent(*made);
     op.callBoxed(&*made);
   } else {
-    const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    const auto arguments = values_from(stack, first);
     for (const auto& m : wanted)
       for (const auto& list : positions_in(m, op, arguments)) positions.push_back(list);
   }
@@ -343,11 +340,9 @@ void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& 
     op.callBoxed(&stack);
     meet_results(c, stack);
   } else {
-    const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    const auto arguments = values_from(stack, first);
     reshape(c, arguments);
-    auto results = results_of(c, arguments);
-    stack.resize(first);
-    std::move(results.begin(), results.end(), std::back_inserter(stack));
+    replace_from(stack, first, results_of(c, arguments));
   }
   ++at_;
 }

@@ -13,6 +13,7 @@
 
 #include "../base/trim.hpp"
 #include "../program/operators.hpp"
+#include "lists.hpp"
 
 namespace remat::pytorch::detail {
 
@@ -101,13 +102,12 @@ void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::
   lent_memory memory;
   for (const auto& t : tensors) memory.fill(t);
   if (memory.filled_.empty()) return op.callBoxed(&stack);
-  const ::torch::jit::Stack again(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
-  const auto below = stack.size() - arguments;
+  const auto first = stack.size() - arguments;
+  const auto again = values_from(stack, first);
   try {
     op.callBoxed(&stack);
   } catch (const c10::Error&) {
-    stack.resize(below);
-    stack.insert(stack.end(), again.begin(), again.end());
+    replace_from(stack, first, again);
     for (const auto& t : tensors)
       if (std::any_of(memory.filled_.begin(), memory.filled_.end(), [&](const auto& s) { return s.is_alias_of(t.storage()); }))
         fill_plausibly(t);

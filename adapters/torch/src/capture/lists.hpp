@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tensors in arguments and results. Private to the adapter.
+/// Arguments and results on a stack, and tensors among them. Private to the adapter.
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 
 #include <cstddef>
+#include <vector>
 
 namespace remat::pytorch::detail {
 
@@ -19,6 +21,16 @@ void each_tensor(const c10::IValue& v, F f) {
     for (std::size_t i = 0; i < list.size(); ++i)
       if (list[i].isTensor() && list[i].toTensor().defined()) f(list[i].toTensor(), static_cast<int>(i));
   }
+}
+
+/// What lies on a stack from `first` on.
+inline std::vector<c10::IValue> values_from(const ::torch::jit::Stack& stack, std::size_t first) {
+  return at::ArrayRef<c10::IValue>(stack).slice(first).vec();
+}
+/// Puts other values in the place of these.
+inline void replace_from(::torch::jit::Stack& stack, std::size_t first, const std::vector<c10::IValue>& by) {
+  stack.resize(first);
+  stack.insert(stack.end(), by.begin(), by.end());
 }
 
 }  // namespace remat::pytorch::detail

@@ -39,7 +39,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   if (eager()) return op.callBoxed(&stack);
   const auto n = op.schema().arguments().size(), results = op.schema().returns().size();
   const auto first = stack.size() - n;
-  std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  auto arguments = values_from(stack, first);
   own_lists(arguments);
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
   bool touched = false, own_generator = false;
@@ -59,14 +59,13 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
     r.run(op, stack);
   } catch (const std::exception& e) {
     if (strict_) throw;  // else of the recorder, or of a kernel on numbers that are not those of the step
-    stack.resize(first);
-    stack.insert(stack.end(), arguments.begin(), arguments.end());
+    replace_from(stack, first, arguments);
     diverge(r, message_of(e));
     return op.callBoxed(&stack);
   }
   if (numbers_) r.let_numbers_vary();
   const auto& c = r.calls().back();
-  std::vector<c10::IValue> made(stack.end() - static_cast<std::ptrdiff_t>(results), stack.end());
+  auto made = values_from(stack, stack.size() - results);
   if (c.results.empty() && results > 0) return;  // a number
   std::erase_if(written, [](const auto& w) {
     const auto& [t, before] = w;
