@@ -15,7 +15,7 @@
 
 #include "../base/digest.hpp"
 #include "../program/operators.hpp"
-#include "follower.hpp"
+#include "follower_state.hpp"
 #include "observe.hpp"
 #include "recorder.hpp"
 #include "step_run.hpp"
@@ -77,7 +77,7 @@ bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.sta
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (is_mark(op)) return op.callBoxed(stack);
-  if (follow_call(op, *stack)) return;
+  if (auto* f = follower::of_thread(); f != nullptr && f->fresh() == nullptr) return f->run(op, *stack);
   if (active_step != nullptr)
     active_step->call(*active, op, *stack);
   else if (active)
@@ -197,14 +197,14 @@ std::vector<std::pair<std::string, std::size_t>> differing(const std::vector<obs
 namespace remat::pytorch {
 
 void about_to_read(const at::Tensor& t, bool may_write) {
-  if (detail::is_followed()) return detail::read_by_follower(t, may_write);
+  if (auto* f = detail::follower::at_work()) return f->read(t, may_write);
   if (auto* step = detail::step_here(); step != nullptr) step->read(*detail::active, t, may_write);
 }
 
 void about_to_read_generator() {
   constexpr const char* why = "the module reads the state of the generator";
-  if (detail::is_followed()) {
-    if (detail::has_followed_draws()) detail::leave_followed(why);
+  if (auto* f = detail::follower::at_work()) {
+    if (f->has_drawn()) f->diverge(why);
   } else if (auto* step = detail::step_here(); step != nullptr && !step->eager() && !detail::active->show_generator()) {
     step->diverge(*detail::active, why);
   }
@@ -212,7 +212,7 @@ void about_to_read_generator() {
 
 void leave_plan(const std::string& why) {
   if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // within a kernel
-  if (detail::is_followed()) return detail::leave_followed(why.c_str());
+  if (auto* f = detail::follower::at_work()) return f->diverge(why);
   if (!without_data()) return;
   if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);
   detail::active->refuse("the forward", "cannot be recorded: " + why);
@@ -220,9 +220,8 @@ void leave_plan(const std::string& why) {
 
 bool may_copy(const at::Tensor& t, const at::Tensor& other) {
   const auto* step = detail::step_here();
-  const auto* log = detail::is_followed()               ? detail::followed_log()
-                    : step != nullptr && !step->eager() ? step->log().get()
-                                                        : nullptr;
+  const auto* f = detail::follower::at_work();
+  const auto* log = f != nullptr ? f->log() : step != nullptr && !step->eager() ? step->log().get() : nullptr;
   if (log == nullptr || !log->is_alone(other)) return false;
   if (log->is_alone(t)) return true;
   if (const auto unbind = detail::unbind_idle.load()) unbind(t);
@@ -234,24 +233,24 @@ without_recording_keys::without_recording_keys(bool recorded)
                      : c10::DispatchKeySet({detail::record_key, detail::reader_key, detail::guarded_key})) {}
 
 std::optional<std::size_t> calls_until_now() {
-  if (detail::is_followed()) return detail::followed_calls();
+  if (const auto* f = detail::follower::at_work()) return f->calls();
   const auto* step = detail::step_here();
   return step != nullptr && !step->eager() ? std::optional(detail::active->calls().size()) : std::nullopt;
 }
 
 void repeat_writes(std::size_t since, std::size_t until, bool all) {
   if (!calls_until_now()) return;
-  auto again = detail::is_followed()
-                   ? detail::followed_writes(since, until, all)
-                   : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
+  const auto* f = detail::follower::at_work();
+  auto again = f != nullptr ? f->writes(since, until, all)
+                            : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   for (auto& [op, stack] : again) op.callBoxed(stack);
 }
 
 bool without_data() {
-  if (detail::is_followed()) return true;
-  return capturing() && (detail::active_step == nullptr || !detail::active_step->eager());
+  return detail::follower::at_work() != nullptr ||
+         (capturing() && (detail::active_step == nullptr || !detail::active_step->eager()));
 }
 
 bool capturing() { return c10::impl::tls_is_dispatch_key_included(detail::record_key) && detail::active != nullptr; }

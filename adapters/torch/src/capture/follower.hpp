@@ -109,22 +109,4 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
                                std::vector<at::Tensor> output_grads,
                                const std::function<void(std::vector<at::Tensor>)>& backward);
 
-/// Takes a call if this thread follows a forward. @return it has
-bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
-/// The module is about to read the memory of a tensor directly: from here on the forward runs eagerly, if there are data to come.
-/// @param may_write it may write the memory, too, now or later
-void read_by_follower(const at::Tensor& t, bool may_write);
-/// For `calls_until_now` and `repeat_writes`, while this thread follows a forward.
-std::size_t followed_calls();
-std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
-                                                                                      bool all);
-/// Calls of the forward that this thread follows.
-const call_log* followed_log();
-/// From here on the forward of this thread runs eagerly.
-void leave_followed(const char* why);
-/// The forward of this thread has drawn numbers, but its kernels have not run.
-bool has_followed_draws();
-/// This thread follows a forward whose kernels have not run, and which is not recorded anew.
-bool is_followed();
-
 }  // namespace remat::pytorch::detail

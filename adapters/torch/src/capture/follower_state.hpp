@@ -54,6 +54,14 @@ class follower final : public c10::DebugInfoBase {
   /// Follows the backward of a step.
   follower(const candidate& step, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& output_grads);
 
+  /// That of this thread; null: it follows none.
+  static follower* of_thread();
+  /// The same, if its calls have not run, and are not recorded anew.
+  static follower* at_work() {
+    auto* f = of_thread();
+    return f != nullptr && f->fresh() == nullptr && !f->eager() ? f : nullptr;
+  }
+
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
   /// From here on eagerly.
@@ -71,9 +79,10 @@ class follower final : public c10::DebugInfoBase {
     refuse();
     if (!eager()) fill();
   }
-  /// The module is about to look at the memory of a tensor.
-  /// @return it may
-  bool show(const at::Tensor& t, bool may_write);
+  /// The module is about to look at the memory of a tensor, and perhaps to write it, now or later.
+  void read(const at::Tensor& t, bool may_write) {
+    if (!show(t, may_write)) diverge("the module reads the memory of a tensor directly");
+  }
 
   bool has_drawn() const {
     const auto& calls = recorded().calls;
@@ -92,6 +101,8 @@ class follower final : public c10::DebugInfoBase {
   followed finish(std::vector<at::Tensor> returned);
 
  private:
+  /// @return the module may look at the memory of a tensor
+  bool show(const at::Tensor& t, bool may_write);
   /// Runs the calls until now, in the place of the plan.
   void fill() {
     log_->make_room();
