@@ -214,9 +214,9 @@ std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::ed
   return end.arrived(execute(to, grads, true, graph, end));
 }
 
-trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
-                      const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
-                      const std::vector<output_use>& uses, bool others) {
+trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
+                           const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
+                           const std::vector<output_use>& uses, bool others) {
   std::vector<at::Tensor> wanted, grads, output_grads, used;
   std::vector<std::optional<byte_view>> grad_views;
   ::torch::autograd::edge_list roots;
@@ -274,7 +274,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
     }
   }
 
-  trace t;
+  trace_ends t;
   t.accumulated = accumulated;
   t.autocast = autocast;
   std::vector<std::pair<std::size_t, std::size_t>> reached;  // when, and which
@@ -319,26 +319,14 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   return t;
 }
 
-trace joined(trace calls, trace ends, c10::Device device) {
-  ends.device = device;
-  ends.slots = std::move(calls.slots);
-  for (index_t k = 0; k < ends.slots.size(); ++k)
-    if (ends.slots[k].from == role::parameter &&
-        std::find(ends.parameters.begin(), ends.parameters.end(), k) == ends.parameters.end())
-      ends.slots[k].from = role::buffer;
-  ends.constants = std::move(calls.constants);
-  ends.found = std::move(calls.found);
-  ends.storages = std::move(calls.storages);
-  ends.calls = std::move(calls.calls);
-  ends.backward = calls.backward;
-  ends.after_forward = std::move(calls.after_forward);
-  ends.after_backward = std::move(calls.after_backward);
-  ends.written = std::move(calls.written);
-  ends.asked = std::move(calls.asked);
-  ends.tensors = std::move(calls.tensors);
-  ends.held = std::move(calls.held);
-  ends.forward = std::move(calls.forward);
-  return ends;
+trace joined(trace calls, trace_ends ends, c10::Device device) {
+  static_cast<trace_ends&>(calls) = std::move(ends);
+  calls.device = device;
+  for (index_t k = 0; k < calls.slots.size(); ++k)
+    if (calls.slots[k].from == role::parameter &&
+        std::find(calls.parameters.begin(), calls.parameters.end(), k) == calls.parameters.end())
+      calls.slots[k].from = role::buffer;
+  return calls;
 }
 
 }  // namespace remat::pytorch::detail

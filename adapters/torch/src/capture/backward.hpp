@@ -45,12 +45,11 @@ std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::ed
 /// @param results   what it returned: positions among these
 /// @param arguments its inputs
 /// @param others    graphs of others lead to these arguments: their hooks are not called, and the graph stays whole
-/// @return the trace, but for the calls
-trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
-                      const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
-                      const std::vector<output_use>& uses, bool others);
+trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
+                           const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
+                           const std::vector<output_use>& uses, bool others);
 
 /// Both parts of a trace.
-trace joined(trace calls, trace ends, c10::Device device);
+trace joined(trace calls, trace_ends ends, c10::Device device);
 
 }  // namespace remat::pytorch::detail

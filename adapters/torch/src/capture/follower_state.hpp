@@ -86,8 +86,8 @@ class follower final : public c10::DebugInfoBase {
 
   bool has_drawn() const {
     const auto& calls = recorded().calls;
-    return !eager() && std::any_of(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(at_),
-                                   [](const auto& c) { return c.draws.has_value(); });
+    return std::any_of(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(at_),
+                       [](const auto& c) { return c.draws.has_value(); });
   }
 
   std::size_t calls() const { return at_; }

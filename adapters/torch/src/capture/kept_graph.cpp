@@ -153,7 +153,7 @@ trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<
   const as_recorded hollow(*this);
   const versions_after_forward written(f, hollow.tensors);
   recorder r(f, hollow.tensors, parameters);
-  trace ends;
+  trace_ends ends;
   {
     recording on(r);
     at::AutoGradMode grad_mode(true);

@@ -171,7 +171,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
     for (auto* node : graph.code)
       if (const auto what = effect_of(*node); !what.empty()) throw cannot_capture(what);
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
-  trace ends;
+  trace_ends ends;
   try {
     ends = record_backward(r, std::exchange(outputs, {}), std::move(results), parameters, std::move(arguments), expected,
                            run != nullptr);

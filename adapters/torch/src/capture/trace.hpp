@@ -78,15 +78,8 @@ struct summed_gradient {
   std::size_t tensor = 0;    ///< their sum, before autograd lays it out
 };
 
-/// A recorded step. Views and slots name storages of the trace.
-struct trace {
-  std::vector<slot> slots;
-  std::vector<content> constants;
-  std::vector<at::Tensor> found;   ///< for the slots that are `role::found`
-  c10::Device device = c10::kCPU;  ///< of the step
-  std::vector<storage_value> storages;
-  std::vector<traced_call> calls;
-  std::size_t backward = 0;                     ///< first call after the forward
+/// Outputs and gradients of a recorded step. Views name storages of the trace.
+struct trace_ends {
   std::size_t accumulated = 0;                  ///< first call after autograd has the gradients
   std::optional<at::ScalarType> autocast = {};  ///< of the backward, see `output_use`
   std::vector<index_t> parameters;
@@ -100,12 +93,23 @@ struct trace {
   std::vector<summed_gradient> parameter_sums, input_sums;
   std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without one are the last
   std::vector<std::size_t> reached_edges,
-      input_edges;  ///< per reached one, and per input: edges that lead there from all outputs
+      input_edges;                          ///< per reached one, and per input: edges that lead there from all outputs
+  std::vector<std::size_t> output_tensors;  ///< per output
+};
+
+/// A recorded step: its calls, and its ends once it has ended. Slots name storages of the trace, too.
+struct trace : trace_ends {
+  std::vector<slot> slots;
+  std::vector<content> constants;
+  std::vector<at::Tensor> found;   ///< for the slots that are `role::found`
+  c10::Device device = c10::kCPU;  ///< of the step
+  std::vector<storage_value> storages;
+  std::vector<traced_call> calls;
+  std::size_t backward = 0;  ///< first call after the forward
   draw_origin after_forward, after_backward;
   std::vector<written_tensor> written;
   std::shared_ptr<const questions> asked;
-  std::vector<index_t> tensors;             ///< the slot of each tensor; none: a call made it
-  std::vector<std::size_t> output_tensors;  ///< per output
+  std::vector<index_t> tensors;  ///< the slot of each tensor; none: a call made it
   forward_end forward;
   std::vector<std::size_t> held;  ///< other tensors that Python holds when the forward has ended, in order
 };
