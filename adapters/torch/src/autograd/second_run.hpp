@@ -23,6 +23,7 @@
 #include "../base/digest.hpp"
 #include "../base/generators.hpp"
 #include "../base/key.hpp"
+#include "../base/views.hpp"
 
 namespace remat::pytorch {
 
@@ -166,8 +167,7 @@ class second_run {
     if (is_now(t, contents, version)) return;
     at::NoGradGuard no_grad;
     t.detach().copy_(contents);
-    auto counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
+    set_version(t, version);
   }
   c10::Device on_;
   std::vector<at::Tensor> inputs_;

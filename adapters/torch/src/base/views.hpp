@@ -33,6 +33,11 @@ inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t s
   return t;
 }
 
+inline void set_version(const at::Tensor& t, int64_t version) {
+  auto counter = t.unsafeGetTensorImpl()->version_counter();
+  counter.set_version(version);
+}
+
 /// Does it stand for several gradients (`is_grads_batched`, `torch.func.vmap`)?
 inline bool is_batched(const at::Tensor& t) {
   return t.defined() && t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));

@@ -376,10 +376,7 @@ bool follower::is_copy(std::size_t output, const at::Tensor& t) const {
 }
 
 void follower::reset_versions() const {
-  for (const auto& [t, version] : versions_) {
-    auto counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
-  }
+  for (const auto& [t, version] : versions_) set_version(t, version);
 }
 
 }  // namespace remat::pytorch::detail

@@ -72,7 +72,7 @@ class recorder {
   ~recorder() {
     if (!draws_) return;
     abandon();
-    for (const auto& o : outside_) reset_version(o);
+    for (const auto& o : outside_) set_version(o.tensor, o.start);
   }
   /// Puts back what the operators wrote, but for versions; nothing more is recorded.
   /// @return what they have made of the generator
@@ -341,10 +341,6 @@ class recorder {
     index_t slot;
     int64_t start, forward;  ///< versions
   };
-  static void reset_version(const written_outside& o) {
-    auto counter = o.tensor.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(o.start);
-  }
   std::vector<written_outside> outside_;
   std::unordered_map<c10::TensorImpl*, std::size_t> ids_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> met_;  ///< keeps addresses, not the memory

@@ -164,10 +164,7 @@ std::unordered_map<const c10::TensorImpl*, std::size_t> step_run::references() c
 }
 
 void step_run::finish_eagerly() {
-  for (const auto& [t, version] : versions_) {
-    auto counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
-  }
+  for (const auto& [t, version] : versions_) set_version(t, version);
   made_.clear();
   tensors_.clear();
   log_->fill();

@@ -34,10 +34,7 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
     std::vector<at::Tensor> outputs;
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {
       outputs.push_back(kept(data.outputs[i], step.outputs[i]));
-      if (data.outputs[i].buffer != none) {
-        auto counter = ::torch::autograd::impl::version_counter(outputs[i]);
-        counter.set_version(step.output_versions[i]);
-      }
+      if (data.outputs[i].buffer != none) set_version(outputs[i], step.output_versions[i]);
       share_version(outputs);
     }
     assumption_held = true;
