@@ -15,6 +15,18 @@
 
 namespace remat::pytorch {
 
+/// Where a tensor begins in its storage.
+inline bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
+
+/// Memory that the storage does not own.
+inline c10::Storage storage_over(void* data, std::size_t bytes, c10::Device on) {
+  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(data, on), nullptr, false};
+}
+/// A storage as a tensor of bytes.
+inline at::Tensor bytes_over(const c10::Storage& s) {
+  return at::empty({0}, at::TensorOptions(s.device()).dtype(at::kByte)).set_(s, 0, {static_cast<int64_t>(s.nbytes())}, {1});
+}
+
 /// A tensor of storage `s` as view `v` has it, `shift` bytes further on.
 /// @throws c10::Error if there is no element at that byte, or the storage is too small
 inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t shift = 0) {
@@ -82,10 +94,9 @@ inline bool is_number(const program& step, index_t view) {
 
 /// A copy of bytes of a tensor's storage.
 inline content content_of(const c10::Storage& s) {
-  const auto bytes = static_cast<int64_t>(s.nbytes());
-  const auto host = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(s.device())).set_(s, 0, {bytes}, {1}).cpu();
+  const auto host = bytes_over(s).cpu();
   const auto* data = static_cast<const std::byte*>(host.const_data_ptr());
-  return bytes == 0 ? content() : content(data, data + bytes);
+  return s.nbytes() == 0 ? content() : content(data, data + s.nbytes());
 }
 
 /// The same as a tensor of bytes.

@@ -5,7 +5,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -49,7 +48,7 @@ void put(c10::StorageImpl* to, c10::StorageImpl* from) {
 }  // namespace
 
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on) {
-  c10::Storage s(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true);
+  auto s = empty_storage(bytes, on);
   if (bytes > 0) hide(s.unsafeGetStorageImpl());
   return s;
 }

@@ -206,7 +206,7 @@ std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> writes_sin
                                                                                    std::size_t since, std::size_t until,
                                                                                    bool all);
 
-/// A storage without memory that may get some later.
+/// A storage that may get memory later, which nobody may read until then.
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on);
 
 }  // namespace remat::pytorch::detail

@@ -370,8 +370,7 @@ std::optional<std::string> follower::unfinished(const std::vector<at::Tensor>& r
 bool follower::is_copy(std::size_t output, const at::Tensor& t) const {
   const auto& v = recorded().outputs[output];
   return recorded().tensors[recorded().output_tensors[output]] == none && t.has_storage() &&
-         live_[v.value].address() == storage_of(t) &&
-         t.storage_offset() * static_cast<bytes_t>(t.itemsize()) == v.offset + shift_[v.value] &&
+         live_[v.value].address() == storage_of(t) && byte_offset(t) == v.offset + shift_[v.value] &&
          t.sizes() == at::IntArrayRef(v.sizes) && t.strides() == at::IntArrayRef(v.strides) && t.scalar_type() == v.dtype;
 }
 

@@ -100,8 +100,7 @@ const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const
   if (t.scalar_type() != v.dtype || t.sizes() != at::IntArrayRef(v.sizes) || t.strides() != at::IntArrayRef(v.strides) ||
       t.is_conj() != v.conj || t.is_neg() != v.neg)
     return "a tensor of another geometry than planned";
-  if (s && t.storage_offset() * static_cast<bytes_t>(t.itemsize()) != v.offset + shift_[v.value])
-    return "a tensor in another place than planned";
+  if (s && byte_offset(t) != v.offset + shift_[v.value]) return "a tensor in another place than planned";
   if (o.written && shared_ && recorded().storages[v.value].slot != none) return "a write to memory that two arguments may share";
   if (!known && recorded().tensors[o.tensor] != none) {
     const auto& slot = recorded().slots[recorded().tensors[o.tensor]];

@@ -144,7 +144,7 @@ class follower final : public c10::DebugInfoBase {
   void locate(index_t storage, const at::Tensor& t, bytes_t recorded_at) {
     if (live_[storage]) return;
     live_[storage] = t.storage().getWeakStorageImpl();
-    shift_[storage] = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - recorded_at;
+    shift_[storage] = byte_offset(t) - recorded_at;
   }
   /// What a call has made that has run.
   void meet_results(const traced_call& c, const ::torch::jit::Stack& stack);

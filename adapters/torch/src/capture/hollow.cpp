@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -17,15 +16,9 @@
 
 namespace remat::pytorch::detail {
 
-at::Tensor bytes_over(const c10::Storage& s) {
-  return at::empty({0}, at::TensorOptions(s.device()).dtype(at::kByte)).set_(s, 0, {static_cast<int64_t>(s.nbytes())}, {1});
-}
-
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options) {
   const auto bytes = at::detail::computeStorageNbytes(sizes, strides, options.dtype().itemsize());
-  const auto device = options.device();
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false);
-  return at::empty({0}, options).set_(storage, 0, sizes, strides);
+  return at::empty({0}, options).set_(storage_over(nullptr, bytes, options.device()), 0, sizes, strides);
 }
 
 at::Tensor tensor_over(const c10::Storage& s, const byte_view& v) {
@@ -41,8 +34,7 @@ at::Tensor tensor_over(const c10::Storage& s, const byte_view& v) {
 
 at::Tensor another(const at::Tensor& t) {
   return tensor_over(t.storage(),
-                     {none, t.sizes().vec(), t.strides().vec(), t.storage_offset() * static_cast<bytes_t>(t.itemsize()),
-                      t.scalar_type(), t.is_conj(), t.is_neg(), false});
+                     {none, t.sizes().vec(), t.strides().vec(), byte_offset(t), t.scalar_type(), t.is_conj(), t.is_neg(), false});
 }
 
 at::Tensor twin_of(const at::Tensor& t) {
@@ -131,8 +123,7 @@ std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors, c
   std::vector<at::Tensor> list;
   for (const auto& t : tensors) {
     const auto* like = detail::storage_of(t);
-    const auto made = storages.try_emplace(like, c10::Storage::use_byte_size_t(), like->nbytes(), c10::DataPtr(nullptr, on),
-                                           c10::GetAllocator(on.type()), true);
+    const auto made = storages.try_emplace(like, detail::empty_storage(like->nbytes(), on));
     list.push_back(at::empty({0}, at::TensorOptions(on).dtype(t.dtype()))
                        .set_(made.first->second, t.storage_offset(), t.sizes(), t.strides()));
   }

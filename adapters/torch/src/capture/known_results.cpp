@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -49,10 +48,6 @@ bool add_argument(key& k, const c10::IValue& v) {
   return true;
 }
 
-/// Without memory.
-c10::Storage empty_storage(std::size_t bytes, c10::Device on) {
-  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true};
-}
 /// Of dense tensors there.
 c10::DispatchKeySet keys_on(c10::Device on) {
   return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, on));

@@ -64,7 +64,7 @@ class recorded_questions final : public questions {
     for (const auto& [s, k] : sources_) {
       const auto& slot = tensors.step().slots[k];
       const auto& t = outside[s].tensor = slot.from == role::input ? inputs[slot.position] : tensors[k];
-      outside[s].shift = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - slot.offset;
+      outside[s].shift = byte_offset(t) - slot.offset;
       storages[s] = t.storage();
     }
     for (const auto& step : steps_) {

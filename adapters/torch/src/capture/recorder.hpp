@@ -224,8 +224,6 @@ class recorder {
   /// to the places of one mask.
   static bool needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
-  static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
-
   /// A tensor from outside, whose writes are counted.
   void watch(const at::Tensor& t, index_t slot) {
     if (!t.is_inference()) outside_.push_back({t, slot, version(t), 0});

@@ -10,6 +10,7 @@
 
 #include "../base/clock.hpp"
 #include "../base/hooks.hpp"
+#include "../base/views.hpp"
 #include "file.hpp"
 #include "home.hpp"
 
@@ -137,8 +138,7 @@ copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& w
   if (cold) disk::evict(sample);
   const auto here = d.memory().reserve(largest);
   const auto fetch = [&](const at::Tensor& t, bytes_t bytes) {
-    const auto offset = t.storage_offset() * static_cast<bytes_t>(t.itemsize());
-    return in.copy({here, 0, bytes}, home_of(t, offset, bytes, cold));
+    return in.copy({here, 0, bytes}, home_of(t, byte_offset(t), bytes, cold));
   };
   const auto fetch_all = [&] {  // one after the other, as in a step
     std::vector<ticket> done;

@@ -16,6 +16,7 @@
 #include <remat/pytorch/memory.hpp>
 
 #include "../base/clock.hpp"
+#include "../base/views.hpp"
 #include "accelerator.hpp"
 #include "home.hpp"
 #include "tier.hpp"
@@ -243,10 +244,7 @@ interference measure_interference(device& d, const far_memory& far, const copy_r
   constexpr int runs = 8;
   const c10::NoGradGuard no_grad;
   const auto near_by = d.memory().reserve(3 * sample), beyond = far.memory->reserve(2 * sample);
-  const auto part = [&](bytes_t k) {
-    return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(d.which()))
-        .set_(storage_in(near_by, k * sample, sample), 0, {sample}, {1});
-  };
+  const auto part = [&](bytes_t k) { return bytes_over(storage_in(near_by, k * sample, sample)); };
   const auto from = part(0).zero_();
   auto to = part(1);
   const auto seconds_of_kernel = [&] {

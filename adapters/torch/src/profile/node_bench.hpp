@@ -227,8 +227,7 @@ class node_bench {
     written_.clear();
     for (const auto& [old, fresh] : node_.overwrites) {
       if (!storage_.count(fresh)) continue;
-      const auto bytes = static_cast<int64_t>(storage_.at(fresh).nbytes());
-      const auto all = tensor_of({none, {bytes}, {1}, 0, at::kByte}, storage_.at(fresh));
+      const auto all = bytes_over(storage_.at(fresh));
       written_.emplace_back(all, all.clone());
     }
   }

@@ -140,8 +140,6 @@ struct executor::state {
   void put(const socket& x, const at::Tensor& t);
   void empty(const location& l);
 
-  static int64_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.itemsize()); }
-
   /// Other tensors from now on. Argument lists let go of those of before, whose gradients may lie in the arena.
   void use(const bindings& now);
   /// Puts the tensor of a slot where it is read, unless it is there: memory of parameters and buffers may have been replaced.

@@ -136,9 +136,7 @@ bool executor::state::left_out(const call& c, int argument) {
 
 c10::Storage executor::state::storage_in_place(index_t b, c10::Device device) {
   auto& s = storages[b];
-  if (!s)
-    s = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[b].bytes),
-                     c10::DataPtr(address(b), device), nullptr, false);
+  if (!s) s = storage_over(address(b), static_cast<std::size_t>(data.buffers[b].bytes), device);
   return *s;
 }
 
