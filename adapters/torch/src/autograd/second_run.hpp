@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -95,10 +96,7 @@ class second_run {
   /// True if no external tensor was modified since the forward, and `ask` holds for the inputs under the autocast state of that
   /// forward.
   bool possible(const std::function<bool(const std::vector<at::Tensor>&)>& ask) const {
-    struct put_back {
-      autocast_state autocast = autocast_state::now();
-      ~put_back() { autocast.restore(); }
-    } at_exit;
+    const auto restored = c10::make_scope_exit([now = autocast_state::now()] { now.restore(); });
     autocast_.restore();
     return is_unchanged() && ask(inputs_);
   }
@@ -110,21 +108,14 @@ class second_run {
         is_unchanged(),
         "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
         "an input or a parameter was modified by an inplace operation after it");
-    struct put_back {
-      std::vector<entry>& written;
-      all_generators generator;
-      autocast_state autocast = autocast_state::now();
-      std::vector<std::pair<at::Tensor, int64_t>> present = {};
-      put_back(c10::Device on, std::vector<entry>& list) : written(list), generator(all_generators::now(on)) {
-        for (const auto& w : written)
-          present.emplace_back(is_now(w.tensor, w.before, w.version) ? w.before : w.tensor.detach().clone(), w.tensor._version());
-      }
-      ~put_back() {
-        for (std::size_t i = 0; i < written.size(); ++i) set(written[i].tensor, present[i].first, present[i].second);
-        generator.restore();
-        autocast.restore();
-      }
-    } at_exit(on_, written_);
+    std::vector<std::pair<at::Tensor, int64_t>> present;
+    for (const auto& w : written_)
+      present.emplace_back(is_now(w.tensor, w.before, w.version) ? w.before : w.tensor.detach().clone(), w.tensor._version());
+    const auto restored = c10::make_scope_exit([&, generator = all_generators::now(on_), autocast = autocast_state::now()] {
+      for (std::size_t i = 0; i < written_.size(); ++i) set(written_[i].tensor, present[i].first, present[i].second);
+      generator.restore();
+      autocast.restore();
+    });
     for (const auto& w : written_) set(w.tensor, w.before, w.version);
     before_.restore();
     autocast_.restore();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <array>
 #include <cstddef>
@@ -66,11 +67,8 @@ class step_graphs {
   }
   template <class F>
   std::unique_ptr<replayable> captured(const F& work) {
-    struct flag {
-      bool& on;
-      explicit flag(bool& b) : on(b) { on = true; }
-      ~flag() { on = false; }
-    } const now(capturing_);
+    capturing_ = true;
+    const auto ended = c10::make_scope_exit([&] { capturing_ = false; });
     operator_ = nullptr;
     try {
       auto made = on_.capture(work);

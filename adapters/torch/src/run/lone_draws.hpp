@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 
 #include <cstdint>
 #include <optional>
@@ -49,12 +50,9 @@ class lone_draws {
   template <class S, class F>
   void again(const node& n, index_t which, const S& start, const F& work, bool repeatable) {
     auto& s = seen_[which];
-    struct restored {
-      lone_draws& all;
-      at::Tensor before;
-      std::uint64_t foreign = 0;
-      ~restored() { set_state(all.generator(), after_counted_draws(all.generator(), before, foreign)); }
-    } later{*this, state_of(generator())};
+    std::uint64_t foreign = 0;
+    const auto restored = c10::make_scope_exit(
+        [&, before = state_of(generator())] { set_state(generator(), after_counted_draws(generator(), before, foreign)); });
     for (int tries = 0;; ++tries) {
       start();
       work();
@@ -64,7 +62,7 @@ class lone_draws {
         s.alone = drawn;
         give_up_unless(false, n);
       }
-      later.foreign += drawn - s.count;
+      foreign += drawn - s.count;
       give_up_unless(repeatable && tries < most, n);
     }
   }

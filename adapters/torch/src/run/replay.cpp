@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the operations of a plan: draws, graphs, calls of kernels.
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include "../program/operators.hpp"
 #include "executor_state.hpp"
@@ -114,13 +115,9 @@ void executor::state::drawing(std::size_t i, std::size_t end, const F& give) {
   const bool repeatable = !graphs && node.overwrites.empty();
   if (planned.again && lone.knows(which)) return lone.again(node, which, start, give, repeatable);
   if (!planned.again && saved && end == i + 1 && lone.possible()) return lone.first(node, which, start, give, repeatable);
-  struct restored {
-    device& on;
-    random state;
-    ~restored() {
-      if (state) on.random(*state);
-    }
-  } const later{on, planned.again ? on.random() : nullptr};
+  const auto restored = c10::make_scope_exit([&, before = planned.again ? on.random() : nullptr] {
+    if (before) on.random(*before);
+  });
   start();
   give();
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Steps in which the module's own code runs.
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <bit>
 #include <exception>
@@ -162,7 +164,7 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
     b.r = expected(kind, b.inputs, outputs, s->uses);
   } catch (const over_budget& e) {
     if (!s->new_path || !e.smallest || options.strict) throw;
-    const reset_later<bytes_t> restored{beyond_};
+    const auto restored = c10::make_scope_exit([&] { beyond_ = 0; });
     beyond_ = *e.smallest - e.asked;
     if (!std::exchange(s->warned, true))
       warn("the forward takes another path than before, whose step does not fit into the budget: it takes " +

@@ -2,6 +2,7 @@
 // A step that runs by its plan: the forward, and what the backward needs of it.
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -262,8 +263,11 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     for (const auto& weak : given_out)
       if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
         self->memory.outputs_of_before += static_cast<bytes_t>(there->nbytes());
-    const reset_later<bytes_t> restored{self->memory.outputs_of_before};
-    const reset_later<bool> again_no_more{self->memory.once_more = true};
+    self->memory.once_more = true;
+    const auto restored = c10::make_scope_exit([&] {
+      self->memory.outputs_of_before = 0;
+      self->memory.once_more = false;
+    });
     std::shared_ptr<runner> begun;
     try {
       begun = self->acquire(kind(uses), again);

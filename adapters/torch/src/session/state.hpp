@@ -36,13 +36,6 @@
 
 namespace remat::pytorch {
 
-/// What holds for a while only does not hold any more at its end.
-template <class T>
-struct reset_later {
-  T& what;
-  ~reset_later() { what = T(); }
-};
-
 struct session::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<model> m, wrap_options o);
 
