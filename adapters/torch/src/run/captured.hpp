@@ -15,6 +15,8 @@
 
 #include <remat/pytorch/device.hpp>
 
+#include "../base/reason.hpp"
+
 namespace remat::pytorch {
 
 /// The graphs of one executor. Each half of the step runs once by ordinary launches, is captured the next time, and replayed from
@@ -74,14 +76,11 @@ class step_graphs {
       auto made = on_.capture(work);
       if (made->extra_bytes() == 0) return made;
       refuse("its operators allocate " + std::to_string(made->extra_bytes()) + " bytes outside of the plan");
-    } catch (const c10::Error& e) {
-      fail(e.what_without_backtrace());
     } catch (const std::exception& e) {
-      fail(e.what());
+      refuse((operator_ != nullptr ? *operator_ + ": " : "") + reason_of(e));
     }
     return nullptr;
   }
-  void fail(const std::string& why) { refuse((operator_ != nullptr ? *operator_ + ": " : "") + why.substr(0, why.find('\n'))); }
 
   device& on_;
   std::vector<std::unique_ptr<replayable>> graphs_;  ///< by their first steps
