@@ -143,8 +143,6 @@ class device_region final : public region {
   char* data() const override { return static_cast<char*>(memory_.get()); }
   c10::Device on() const override { return pinned_ ? c10::Device(c10::kCPU) : shared_->on; }
   bytes_t bytes() const override { return bytes_; }
-  bytes_t resident() const override { return bytes_; }
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
   void read(char* to, bytes_t offset, bytes_t bytes) const override { copy_now(to, c10::kCPU, data() + offset, on(), bytes); }
   void write(const char* from, bytes_t offset, bytes_t bytes) override {
     copy_now(data() + offset, on(), from, c10::kCPU, bytes);

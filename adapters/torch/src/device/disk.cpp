@@ -79,8 +79,6 @@ class memory_of_caller final : public region {
   }
   c10::Device on() const override { return storage_.device(); }
   bytes_t bytes() const override { return static_cast<bytes_t>(storage_.nbytes()); }
-  bytes_t resident() const override { return bytes(); }
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
 
   void read(char* to, bytes_t offset, bytes_t bytes) const override {
     const auto* part = part_of(storage_);

@@ -169,14 +169,9 @@ class host final : public device {
   double seconds(const ticket& from, const ticket& to) override {
     return std::chrono::duration<double>(dynamic_cast<const moment&>(*to).when - dynamic_cast<const moment&>(*from).when).count();
   }
-  void enter(region&) override {}
-  bool warm() const override { return true; }
-  void warm_up() override {}
-  bytes_t workspaces() const override { return 0; }
   void reset_peak() override { meter::reset_peak(); }
   bytes_t free_bytes() const override { return max_bytes; }
   bytes_t total_bytes() const override { return max_bytes; }
-  void empty_cache() override {}
 
  private:
   struct drawn final : random_state {

@@ -67,10 +67,10 @@ class region {
   virtual c10::Device on() const { return c10::kCPU; }
   virtual bytes_t bytes() const = 0;
   /// Bytes not given back.
-  virtual bytes_t resident() const = 0;
+  virtual bytes_t resident() const { return bytes(); }
   /// Gives what is outside of `ranges` ({offset, bytes}) back as far as the tier can; its content is lost, and the region can no
   /// longer hold another step.
-  virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) = 0;
+  virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> /*ranges*/) {}
   /// Copies bytes [offset, offset + bytes) to memory of the process, and from there.
   /// @throws copy_failed
   virtual void read(char* to, bytes_t offset, bytes_t bytes) const;
@@ -203,18 +203,18 @@ class device {
   /// The kernels of a step are about to use `r`, on the current stream of this thread. Libraries set up their workspaces for
   /// this thread and stream first, since a workspace must not lie in an arena.
   /// @throws not_available while a graph is captured on that stream
-  virtual void enter(region& r) = 0;
+  virtual void enter(region& /*r*/) {}
   /// Why `capture` cannot work; empty: it can.
   virtual std::string cannot_capture() const { return which().str() + " has no graphs"; }
   /// Keeps the kernels and copies that `work` gives to the device, instead of running them. `work` runs on a stream of its own.
   /// @throws not_available, what `work` throws, c10::Error
   virtual std::unique_ptr<replayable> capture(const std::function<void()>& work);
   /// Libraries have their workspaces for this thread and for the thread that runs backwards.
-  virtual bool warm() const = 0;
+  virtual bool warm() const { return true; }
   /// Sets them up. It waits for the thread that runs backwards, so the caller must hold no lock that a backward may ask for.
-  virtual void warm_up() = 0;
+  virtual void warm_up() {}
   /// Bytes of these workspaces so far. They stay allocated.
-  virtual bytes_t workspaces() const = 0;
+  virtual bytes_t workspaces() const { return 0; }
   /// What is taken of its memory: on the host, what the `meter` counts; on an accelerator, the statistics of PyTorch's caching
   /// allocator, arenas included.
   virtual memory_use use() const = 0;
@@ -224,7 +224,7 @@ class device {
   virtual bytes_t free_bytes() const = 0;
   virtual bytes_t total_bytes() const = 0;  ///< of its memory; `max_bytes` where nobody says
   /// Gives unused blocks of the caching allocator back to the device.
-  virtual void empty_cache() = 0;
+  virtual void empty_cache() {}
   /// Why nothing runs on the device any more; empty: it works. Waits for its kernels.
   virtual std::string lost() const { return ""; }
 };
