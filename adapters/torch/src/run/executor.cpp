@@ -99,7 +99,6 @@ const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
 bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }
 double executor::waited_seconds() const { return state_->waited; }
-std::size_t executor::made_contiguous() const { return state_->contiguous; }
 std::size_t executor::held_gifts() const { return state_->held_gifts; }
 
 }  // namespace remat::pytorch

@@ -278,7 +278,6 @@ struct executor::state {
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< in the last forward
-  std::size_t contiguous = 0;
   std::atomic<std::size_t> held_gifts = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view

@@ -127,7 +127,6 @@ void executor::state::take_gradient(std::size_t i, const at::Tensor& incoming) {
                     same_strides(t.sizes(), t.strides(), view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
                     t.storage_offset() == view.offset;
   if (!fits) {
-    contiguous += t.defined() && !given[k].defined();
     const auto options = at::TensorOptions().dtype(view.dtype).device(step.values[view.value].device);
     const auto copy = given[k].defined() ? given[k] : at::empty_strided(view.sizes, view.strides, options);
     const auto written = first_of_expanded(copy, view.strides);

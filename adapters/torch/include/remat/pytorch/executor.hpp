@@ -210,9 +210,8 @@ class executor {
 
   std::size_t unplanned() const;  ///< allocations outside the plan so far
   bytes_t unplanned_bytes() const;
-  double waited_seconds() const;        ///< for copies, so far
-  std::size_t made_contiguous() const;  ///< incoming gradients that had to be copied, so far
-  std::size_t held_gifts() const;       ///< given gradients that somebody went on to hold, in the last backward
+  double waited_seconds() const;   ///< for copies, so far
+  std::size_t held_gifts() const;  ///< given gradients that somebody went on to hold, in the last backward
 
  private:
   struct state;
