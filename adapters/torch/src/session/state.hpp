@@ -264,11 +264,13 @@ struct session::state : std::enable_shared_from_this<state> {
   /// own code keeps.
   std::shared_ptr<runner> try_step(const invocation& call, const std::vector<at::Tensor>& inputs);
   /// An executor for a step whose forward has run without data.
-  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
-  /// @param bytes that calls have taken which ran ahead of the plan
-  void note_ahead(std::size_t bytes);
-  /// @param bytes of calls of a forward that has thrown
-  void warn_raised(bytes_t bytes);
+  /// @param ahead bytes that calls have taken which ran ahead of the plan
+  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs,
+                 std::size_t ahead);
+  /// Warns once if calls that run beside the plan take more than the budget has for them.
+  /// @param bytes  that they take
+  /// @param before what the warning says before the excess, and behind it
+  void warn_beyond(bytes_t bytes, const char* before, const char* behind);
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
   /// @param of    tensors of the model in that step
@@ -303,7 +305,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
   std::unordered_set<std::string> warned_;
-  bool warned_ahead_ = false, warned_raised_ = false, warned_in_flight_ = false;
+  bool warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;
