@@ -80,11 +80,9 @@ struct session::state : std::enable_shared_from_this<state> {
 
   /// What losses have made of the outputs of such calls.
   std::shared_ptr<usage> usage_of(const std::string& k) {
-    if (last_used_ == nullptr || last_used_->first != k) {
-      last_used_ = &*used.try_emplace(k).first;
-      if (!last_used_->second) last_used_->second = std::make_shared<usage>(used.size(), options.gradients_leave);
-    }
-    return last_used_->second;
+    auto& known = used[k];
+    if (!known) known = std::make_shared<usage>(used.size(), options.gradients_leave);
+    return known;
   }
 
   /// Of one key, programs for several answers to what the forward asks; the result is that of the one for `inputs`.
@@ -300,7 +298,6 @@ struct session::state : std::enable_shared_from_this<state> {
   bool looked_ = false;
   std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by the use of the outputs
   std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
-  decltype(used)::value_type* last_used_ = nullptr;
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
