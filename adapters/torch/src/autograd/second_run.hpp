@@ -4,7 +4,6 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
@@ -27,34 +26,6 @@
 #include "../base/views.hpp"
 
 namespace remat::pytorch {
-
-/// Autocast of this thread.
-class autocast_state {
- public:
-  static autocast_state now() {
-    autocast_state s;
-    for (const auto device : devices_of_steps())
-      s.modes_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
-    s.cache_ = at::autocast::is_autocast_cache_enabled();
-    return s;
-  }
-  void restore() const {
-    for (const auto& m : modes_) {
-      at::autocast::set_autocast_enabled(m.device, m.enabled);
-      at::autocast::set_autocast_dtype(m.device, m.type);
-    }
-    at::autocast::set_autocast_cache_enabled(cache_);
-  }
-
- private:
-  struct mode {
-    at::DeviceType device;
-    bool enabled;
-    at::ScalarType type;
-  };
-  std::vector<mode> modes_;
-  bool cache_ = true;
-};
 
 /// States of the default generators of the host and of the device of a step.
 struct all_generators {

@@ -118,22 +118,17 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
 /// Autocast of this thread is that of a backward.
 class autocast_of_backward {
  public:
-  autocast_of_backward(c10::DeviceType kind, std::optional<at::ScalarType> type) : kind_(kind) {
+  autocast_of_backward(c10::DeviceType kind, std::optional<at::ScalarType> type) {
     if (!type) return;
     at::autocast::set_autocast_enabled(kind, true);
     at::autocast::set_autocast_dtype(kind, *type);
   }
-  ~autocast_of_backward() {
-    at::autocast::set_autocast_enabled(kind_, before_.has_value());
-    at::autocast::set_autocast_dtype(kind_, type_);
-  }
+  ~autocast_of_backward() { before_.restore(); }
   autocast_of_backward(const autocast_of_backward&) = delete;
   autocast_of_backward& operator=(const autocast_of_backward&) = delete;
 
  private:
-  c10::DeviceType kind_;
-  std::optional<at::ScalarType> before_ = autocast_on(kind_);
-  at::ScalarType type_ = at::autocast::get_autocast_dtype(kind_);
+  autocast_state before_ = autocast_state::now();
   c10::impl::ExcludeDispatchKeyGuard none_{c10::autocast_dispatch_keyset};
 };
 
