@@ -37,26 +37,21 @@ class Layout(NamedTuple):
 
 def movable(t: object) -> bool:
     """Can `t` be in a file, and would that save a page or more?"""
-    return (type(t) is torch.Tensor and t.layout is torch.strided and t.device.type == "cpu" and not t.requires_grad
-            and not t.is_quantized and t.nbytes >= mmap.PAGESIZE and torch.empty_like(t, device="meta").stride() == t.stride())
+    return type(t) is torch.Tensor and not t.requires_grad and _torch.movable(t)
 
 
-class Disk:
+class Disk(_torch.Disk):
     """A folder whose disk holds tensors. Its files have no name, are readable by nobody else, and go with their tensors."""
 
     def __init__(self, folder: str | os.PathLike[str], budget: str | None = None):
         """Raises Error if no file can be made in the folder; NoSpace if the disk is full."""
         self.folder = os.fspath(folder)
+        super().__init__(self.folder)
         self.options = self.folder, budget
         self.budget = None if budget is None else _core.parse_bytes(budget)
-        self._files = _torch.Disk(self.folder)
         self._process = os.getpid()
 
-    reserved = property(lambda self: self._files.reserved)  #: bytes, now
-    written = property(lambda self: self._files.evicted)  #: bytes, ever, as is
-    read = property(lambda self: self._files.fetched)  #: this
-
-    def reserve(self, layouts: Iterable[Layout]) -> list[torch.Tensor]:
+    def reserve(self, layouts: Iterable[Layout]) -> list[torch.Tensor]:  # type: ignore[override]
         """Tensors in a new file, all of whose space is set aside; they are zero.
 
         Raises NoSpace, or Refused in a process that was forked since.
@@ -67,19 +62,11 @@ class Disk:
             self.check_process()
         if self.budget is not None and total > self.budget - self.reserved:
             raise NoSpace(f"disk_budget={self.budget}", self.folder, total, self.budget - self.reserved)
-        return self._files.reserve([torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in layouts])
+        return super().reserve([torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in layouts])
 
     def holds(self, t: torch.Tensor) -> bool:
         """Is `t` in a file of this disk?"""
-        return type(t) in PLAIN and self._files.holds(t)
-
-    def write(self, to: torch.Tensor, value: torch.Tensor) -> None:
-        """Copies to a tensor in a file of this disk, not through its mapping. Raises CopyFailed."""
-        self._files.write(to, value)
-
-    def take_gradient(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
-        """Puts the gradient of a parameter into a tensor in a file of this disk; backwards on other threads add to it before or after. Raises CopyFailed."""
-        self._files.take_gradient(parameter, home)
+        return type(t) in PLAIN and super().holds(t)
 
     def check_process(self) -> None:
         """Raises Refused in a process that was forked since: the files are its parent's, who would see what is written."""
@@ -91,8 +78,3 @@ class Disk:
 def in_file(t: torch.Tensor) -> bool:
     """Is `t` in a file of some disk?"""
     return type(t) in PLAIN and _torch.on_a_disk(t)
-
-
-def evict(tensors: list[torch.Tensor]) -> None:
-    """Writes tensors to their disks and takes their pages out of memory; others stay. Raises CopyFailed, and then they are still there."""
-    _torch.evict(tensors)
