@@ -3,6 +3,7 @@
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -111,13 +112,6 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   }
 }
 
-struct observing {
-  explicit observing(call_observer& o) { observer_of_calls = &o; }
-  ~observing() { observer_of_calls = nullptr; }
-  observing(const observing&) = delete;
-  observing& operator=(const observing&) = delete;
-};
-
 }  // namespace
 
 std::mutex& one_at_a_time() {
@@ -141,17 +135,19 @@ void claim_key() {
   claim_reader_key();
 }
 
-recording::recording(recorder& r) : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+recording::recording(recorder& r, step_run* forward)
+    : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   active = &r;
+  active_step = forward;
 }
 recording::~recording() {
+  end_forward();
   active = nullptr;
   c10::AutogradState::get_tls_state().set_multithreading_enabled(several_threads_);
 }
 
-recorded_forward_of::recorded_forward_of(step_run& run) { active_step = &run; }
-recorded_forward_of::~recorded_forward_of() { active_step = nullptr; }
+void recording::end_forward() { active_step = nullptr; }
 
 void set_unbind(void (*f)(const at::Tensor&)) { unbind_idle = f; }
 
@@ -165,7 +161,8 @@ std::vector<observed_call> observe(const std::function<void()>& f) {
   claim_key();
   call_observer notes;
   {
-    const observing on(notes);
+    observer_of_calls = &notes;
+    const auto ended = c10::make_scope_exit([] { observer_of_calls = nullptr; });
     const c10::impl::IncludeDispatchKeyGuard key(record_key);
     f();
   }

@@ -38,22 +38,16 @@ void claim_reader_key();
 /// Backwards of the recording thread run on it alone. The thread of a device may wait for locks that the recording thread holds.
 class recording {
  public:
-  explicit recording(recorder& r);
+  /// @param forward the training step to which operators come while its forward runs; null: there is none
+  explicit recording(recorder& r, step_run* forward = nullptr);
   ~recording();
+  /// From here on they come to the recorder itself.
+  static void end_forward();
   recording(const recording&) = delete;
   recording& operator=(const recording&) = delete;
 
  private:
   bool several_threads_;  ///< for backwards, before
-};
-
-/// Operators of the forward that is recorded come to the training step that it is part of.
-class recorded_forward_of {
- public:
-  explicit recorded_forward_of(step_run& run);
-  ~recorded_forward_of();
-  recorded_forward_of(const recorded_forward_of&) = delete;
-  recorded_forward_of& operator=(const recorded_forward_of&) = delete;
 };
 
 /// Autocast keeps casts of parameters while it is on; those of a capture are hollow, and older ones are not among its calls.
