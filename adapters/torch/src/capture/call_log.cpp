@@ -147,10 +147,15 @@ void call_log::saved_storage::exchange() {
   data = was;
 }
 
-bool call_log::is_touched(const at::Tensor& t, bool written) const {
-  if (!t.has_storage()) return false;
-  const auto* e = exposed(t);
-  return e != nullptr && (written || e->touched());
+bool call_log::uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const {
+  const auto& arguments = op.schema().arguments();
+  bool found = false;
+  for (std::size_t i = 0; i < arguments.size() && !exposed_.empty(); ++i)
+    each_tensor(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& t, int) {
+      const auto* e = t.has_storage() ? exposed(t) : nullptr;
+      found = found || (e != nullptr && (is_written(arguments[i]) || e->touched()));
+    });
+  return found;
 }
 
 bool call_log::is_alone(const at::Tensor& t) const {

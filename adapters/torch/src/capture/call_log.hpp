@@ -87,9 +87,8 @@ class call_log {
   void keep_data(const at::Tensor& t);
   /// The module gets hold of the memory of a tensor, and may write it from now on without any operator.
   void expose(const at::Tensor& t);
-  bool exposes() const { return !exposed_.empty(); }
   /// A call is about to use a tensor in a way that calls of before, which have not run, must not see.
-  bool is_touched(const at::Tensor& t, bool written) const;
+  bool uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// The module has written memory that a call has read which has not run.
   bool is_any_touched() const;
 

@@ -35,8 +35,7 @@ class call_observer {
     std::vector<at::Tensor> written;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const auto& argument = stack[first + i];
-      const auto* alias = arguments[i].alias_info();
-      const bool writes = alias != nullptr && alias->isWrite();
+      const bool writes = is_written(arguments[i]);
       each_tensor(argument, [&](const at::Tensor& t, int) {
         writes&& overwrites(op) ? operands.add_shape(t) : operands << t;
         if (writes) written.push_back(t);

@@ -52,7 +52,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   if (backward_) return run_backward(op, stack);
   refuse();
   if (log_->filled()) return op.callBoxed(&stack);
-  if (log_->exposes() && touched(op, stack)) {
+  if (log_->uses_touched(op, stack)) {
     diverge(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
     return op.callBoxed(&stack);
   }
@@ -284,17 +284,6 @@ bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
         return true;
   }
   return false;
-}
-
-bool follower::touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const {
-  const auto& arguments = op.schema().arguments();
-  bool found = false;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = arguments[i].alias_info();
-    each_tensor(stack[stack.size() - arguments.size() + i],
-                [&](const at::Tensor& t, int) { found = found || log_->is_touched(t, alias != nullptr && alias->isWrite()); });
-  }
-  return found;
 }
 
 bool follower::record_on(const std::string& why) {

@@ -125,7 +125,6 @@ class follower final : public c10::DebugInfoBase {
   bool keeps_read_memory(const std::vector<at::Tensor>& returned) const;
   /// The module has a constant in its hands, or returns one.
   bool gives_constants(const std::vector<at::Tensor>& returned) const;
-  bool touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// No candidate makes the calls of this forward: tries to record it from here on.
   bool record_on(const std::string& why);
   std::unique_ptr<recorded_run> finish_recording(const std::vector<at::Tensor>& returned);

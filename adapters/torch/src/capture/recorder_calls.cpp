@@ -24,7 +24,7 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
       c.ahead = log_ != nullptr && trace_.backward == 0;  // the generator moves at once, as in eager mode
       if (!c.ahead) refuse(schema.name(), "draws from a generator other than the default one of " + device_.str());
     }
-    const auto* alias = schema.arguments()[i].alias_info();
+    const bool written = is_written(schema.arguments()[i]);
     each_tensor(argument, [&](const at::Tensor& t, int element) {
       check(schema.name(), t);
       if (trained_elsewhere(t)) {
@@ -33,10 +33,10 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
       } else if (!index_.count(storage_of(t))) {
         add_unknown(schema.name(), t);
       }
-      if (alias && alias->isWrite() && trained_.count(storage_of(t)))
+      if (written && trained_.count(storage_of(t)))
         refuse(schema.name(), "writes a tensor that requires a gradient and was made before the forward");
       const bool needs = again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
-      c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
+      c.operands.push_back({static_cast<int>(i), element, view_of(t), written, id_of(t), needs});
       tensors.push_back(t);
     });
     c.arguments.push_back(without_tensors(argument));

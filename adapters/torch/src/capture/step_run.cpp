@@ -7,6 +7,8 @@
 #include <atomic>
 
 #include "../base/reason.hpp"
+#include "../base/views.hpp"
+#include "../program/operators.hpp"
 #include "follower.hpp"
 #include "recorder.hpp"
 
@@ -42,18 +44,17 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   auto arguments = values_from(stack, first);
   own_lists(arguments);
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
-  bool touched = false, own_generator = false;
+  bool own_generator = false;
   for (std::size_t i = 0; i < n; ++i) {
-    const auto* alias = op.schema().arguments()[i].alias_info();
-    const bool writes = alias != nullptr && alias->isWrite();
     own_generator = own_generator || (arguments[i].isGenerator() && arguments[i].toGenerator().defined());
+    if (!is_written(op.schema().arguments()[i])) continue;
     each_tensor(arguments[i], [&](const at::Tensor& t, int) {
-      if (writes && t.has_storage()) written.emplace_back(t, another(t));
-      touched = touched || (log_->exposes() && log_->is_touched(t, writes));
+      if (t.has_storage()) written.emplace_back(t, another(t));
     });
   }
   try {
-    if (touched) r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
+    if (log_->uses_touched(op, stack))
+      r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
     if (own_generator && again_)
       r.refuse(op.schema().name(), "draws from a generator of its own, and the step will run once more");
     r.run(op, stack);

@@ -20,8 +20,7 @@ namespace {
 bool writes_argument(const call& c, int argument) {
   const auto& a = c.op.schema().arguments().at(static_cast<std::size_t>(argument));
   const auto& hidden = facts(c.op).writes;
-  return (a.alias_info() != nullptr && a.alias_info()->isWrite()) ||
-         std::find(hidden.begin(), hidden.end(), a.name()) != hidden.end();
+  return is_written(a) || std::find(hidden.begin(), hidden.end(), a.name()) != hidden.end();
 }
 
 }  // namespace
