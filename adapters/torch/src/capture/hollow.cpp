@@ -44,9 +44,8 @@ at::Tensor twin_of(const at::Tensor& t) {
 }
 
 bool same_places(const at::Tensor& a, const at::Tensor& b) {
-  bool same = a.sizes() == b.sizes() && a.storage_offset() == b.storage_offset();
-  for (int64_t d = 0; d < a.dim() && same && a.numel() > 0; ++d) same = a.size(d) == 1 || a.stride(d) == b.stride(d);
-  return same;
+  return a.sizes() == b.sizes() && a.storage_offset() == b.storage_offset() &&
+         (a.numel() == 0 || same_strides(a.sizes(), a.strides(), b.strides()));
 }
 
 bool has_memory(const at::Tensor& t) {
