@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <queue>
 #include <set>
-#include <unordered_set>
 
 #include "../autograd/accumulation.hpp"
 #include "../base/clock.hpp"
@@ -18,13 +17,6 @@
 
 namespace remat::pytorch {
 namespace {
-
-/// Each tensor once, by its name.
-std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
-  std::unordered_set<const c10::TensorImpl*> seen;
-  std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
-  return named;
-}
 
 std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   key k;
