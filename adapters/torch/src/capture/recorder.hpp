@@ -91,7 +91,6 @@ class recorder {
   }
   /// Somebody else's references to tensors, which do not make them the module's.
   void set_references(std::unordered_map<const c10::TensorImpl*, std::size_t> counts) { references_ = std::move(counts); }
-  const std::string& maker_of(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].name; }
   void set_held(std::vector<std::size_t> held) { trace_.held = std::move(held); }
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.

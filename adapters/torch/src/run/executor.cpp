@@ -97,7 +97,6 @@ const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const std::shared_ptr<region>& executor::arena() const { return state_->memory; }
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
-bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }
 double executor::waited_seconds() const { return state_->waited; }
 std::size_t executor::held_gifts() const { return state_->held_gifts; }
 

@@ -152,8 +152,7 @@ class placement {
   virtual void stop() = 0;
   /// True once all blocks have been freed that die before the plan ends. Their memory may then be used again.
   virtual bool finished() const = 0;
-  virtual std::size_t unplanned() const = 0;    ///< allocations outside the plan, since construction
-  virtual bytes_t unplanned_bytes() const = 0;  ///< their bytes
+  virtual std::size_t unplanned() const = 0;  ///< allocations outside the plan, since construction
 };
 
 /// A state of a random generator.

@@ -208,8 +208,7 @@ class executor {
   const std::shared_ptr<region>& arena() const;  ///< the same, for another executor (`executor_options`)
   const execution_plan& plan() const;
 
-  std::size_t unplanned() const;  ///< allocations outside the plan so far
-  bytes_t unplanned_bytes() const;
+  std::size_t unplanned() const;   ///< allocations outside the plan so far
   double waited_seconds() const;   ///< for copies, so far
   std::size_t held_gifts() const;  ///< given gradients that somebody went on to hold, in the last backward
 

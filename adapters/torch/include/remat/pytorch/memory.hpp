@@ -134,7 +134,6 @@ class planned_allocations : public placement {
   void stop() override;
   bool finished() const override { return mortal_.empty(); }
   std::size_t unplanned() const override { return unplanned_; }
-  bytes_t unplanned_bytes() const override { return unplanned_bytes_; }
 
   c10::Device on() const { return on_; }
   /// Allocations on `s` lie in the arena: those on another stream must not.
@@ -150,7 +149,6 @@ class planned_allocations : public placement {
   std::vector<const void*> mortal_;  ///< places given to blocks that are still to die
   bool strayed_ = false;
   std::atomic<std::size_t> unplanned_ = 0;  ///< read by other threads, too
-  std::atomic<bytes_t> unplanned_bytes_ = 0;
 };
 
 /// State of the default generator of the host.
