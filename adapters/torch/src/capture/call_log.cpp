@@ -170,11 +170,10 @@ bool call_log::is_alone(const at::Tensor& t) const {
   for (const auto& c : calls_) {
     bool uses = false, graph = false;
     for (const auto* list : {&c.arguments, &c.results})
-      for (const auto& v : *list)
-        each_tensor(v, [&](const at::Tensor& x, int) {
-          uses = meet(x) || uses;
-          graph = graph || (c.grad_mode && x.requires_grad());
-        });
+      each_tensor(*list, [&](const at::Tensor& x, int) {
+        uses = meet(x) || uses;
+        graph = graph || (c.grad_mode && x.requires_grad());
+      });
     alone = alone && !(uses && graph);
   }
   for (const auto& x : held_) meet(x);
@@ -193,8 +192,7 @@ bool call_log::is_any_touched() const {
     if (!e.touched()) return false;
     bool read = false;
     for (const auto& c : calls_)
-      for (const auto& v : c.arguments)
-        each_tensor(v, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
+      each_tensor(c.arguments, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
     return read;
   });
 }
@@ -256,11 +254,10 @@ void call_log::fill() {
   std::unordered_set<const c10::StorageImpl*> gone;
   for (const auto& c : calls_) {
     if (!c.done) continue;
-    for (const auto& v : c.results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        storage_of(t)->clear_data_ptr_access_error_msg_();
-        if (!has_memory(t)) gone.insert(storage_of(t));
-      });
+    each_tensor(c.results, [&](const at::Tensor& t, int) {
+      storage_of(t)->clear_data_ptr_access_error_msg_();
+      if (!has_memory(t)) gone.insert(storage_of(t));
+    });
   }
   generator_.set(generator_.start());
   held_.clear();
@@ -268,7 +265,7 @@ void call_log::fill() {
   for (auto& next : calls) {
     const auto c = std::move(next);  // what only this call holds goes with it
     bool again = !c.done;
-    for (const auto& v : c.results) each_tensor(v, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
+    each_tensor(c.results, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
     if (!again) continue;
     if (!c.state.empty()) generator_.set(c.state);
     run(c);
@@ -284,10 +281,9 @@ void call_log::fill(const std::vector<bool>& chosen) {
     if (!chosen[c.call] || c.done) continue;
     run(c);
     c.done = any = true;
-    for (const auto& v : c.results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
-      });
+    each_tensor(c.results, [&](const at::Tensor& t, int) {
+      if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
+    });
   }
   if (any && ahead_ > 0) begin_anew();
 }
@@ -296,8 +292,7 @@ std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() c
   std::unordered_map<const c10::TensorImpl*, std::size_t> counts;
   const auto count = [&](const at::Tensor& t, int = -1) { ++counts[t.unsafeGetTensorImpl()]; };
   for (const auto& c : calls_)
-    for (const auto* list : {&c.arguments, &c.results})
-      for (const auto& v : *list) each_tensor(v, count);
+    for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, count);
   for (const auto& t : held_) count(t);
   return counts;
 }

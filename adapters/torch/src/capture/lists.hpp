@@ -23,6 +23,12 @@ void each_tensor(const c10::IValue& v, F f) {
   }
 }
 
+/// The same for each argument or result in a list.
+template <class F>
+void each_tensor(const std::vector<c10::IValue>& list, F f) {
+  for (const auto& v : list) each_tensor(v, f);
+}
+
 /// What lies on a stack from `first` on.
 inline std::vector<c10::IValue> values_from(const ::torch::jit::Stack& stack, std::size_t first) {
   return at::ArrayRef<c10::IValue>(stack).slice(first).vec();

@@ -192,7 +192,7 @@ void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& st
   run_on_values(c, real, tensors);
   const auto in = [](const ::torch::jit::Stack& results) {
     std::vector<at::Tensor> list;
-    for (const auto& v : results) each_tensor(v, [&](const at::Tensor& t, int) { list.push_back(t); });
+    each_tensor(results, [&](const at::Tensor& t, int) { list.push_back(t); });
     return list;
   };
   const auto a = in(made_up), b = in(real);

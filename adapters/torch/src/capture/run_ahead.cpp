@@ -18,10 +18,9 @@ namespace {
 /// Calls `f(storage)` for each tensor in a list of arguments or results.
 template <class F>
 void each_storage(const std::vector<c10::IValue>& list, F f) {
-  for (const auto& v : list)
-    each_tensor(v, [&](const at::Tensor& t, int) {
-      if (t.has_storage()) f(t.storage());
-    });
+  each_tensor(list, [&](const at::Tensor& t, int) {
+    if (t.has_storage()) f(t.storage());
+  });
 }
 
 /// Its results lie in the memory of an argument, whatever is there.
@@ -101,10 +100,9 @@ std::unordered_set<const c10::StorageImpl*> call_log::used_lately(const std::vec
 bool call_log::is_held(const known_storage& s) const {
   bool held = false;
   for (const auto i : s.results_of)
-    for (const auto& v : calls_[i].results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        held = held || (t.has_storage() && storage_of(t) == s.storage.unsafeGetStorageImpl() && held_by_python(t));
-      });
+    each_tensor(calls_[i].results, [&](const at::Tensor& t, int) {
+      held = held || (t.has_storage() && storage_of(t) == s.storage.unsafeGetStorageImpl() && held_by_python(t));
+    });
   return held;
 }
 
@@ -292,10 +290,9 @@ void call_log::forget_ahead() {
 void call_log::give_back_constants(const std::vector<traced_call>& calls) {
   std::unordered_set<const c10::StorageImpl*> stay;  // the module holds them, or has filled them by hand
   for (const auto& c : calls_)
-    for (const auto& v : c.results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        if (t.has_storage() && (makes_raw(c.op) || held_by_python(t))) stay.insert(storage_of(t));
-      });
+    each_tensor(c.results, [&](const at::Tensor& t, int) {
+      if (t.has_storage() && (makes_raw(c.op) || held_by_python(t))) stay.insert(storage_of(t));
+    });
   bytes_t freed = 0;
   for (const auto& c : calls_) {
     if (!c.done || !calls[c.call].constant) continue;
