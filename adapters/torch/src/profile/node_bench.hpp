@@ -159,7 +159,8 @@ class node_bench {
     return shortest;
   }
 
-  allocation_script script(bool again, bytes_t* workspace) {
+  /// @param workspace raised to the bytes that the kernels take beside the results
+  allocation_script script(bool again, bytes_t& workspace) {
     recording record(on_.which());
     const bool told = on_.can_place();
     if (!told) on_.reset_peak();
@@ -167,7 +168,7 @@ class node_bench {
     allocation_script s;
     if (!told) {  // allocations are not told: the peak that the allocator counts has to do
       const auto use = on_.use();
-      if (workspace != nullptr) *workspace = std::max<bytes_t>(0, use.peak - use.live);
+      workspace = std::max(workspace, use.peak - use.live);
       return s;
     }
     s.events = record.events();
@@ -185,7 +186,7 @@ class node_bench {
       s.blocks.push_back(block);
     }
     for (auto c : change) peak = std::max(peak, live += c);
-    if (workspace != nullptr) *workspace = std::max<bytes_t>(0, peak - kept);
+    workspace = std::max(workspace, peak - kept);
     return s;
   }
 
