@@ -80,19 +80,15 @@ class node_bench {
     clear();
     refresh();
     double seconds = 0;
-    for (const auto& c : node_.calls) {
-      auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
-      at::AutoGradMode grad_mode(c.grad_mode);
-      wait_for_kernels();
-      if (scope) scope->start();
-      const stopwatch watch;
-      c.op.callBoxed(stack);
-      wait_for_kernels();
-      seconds += watch.seconds();
-      undisturbed_ = undisturbed_ && watch.undisturbed();
-      if (scope) scope->stop();
-      take_results(c, stack);
-    }
+    for (const auto& c : node_.calls)
+      call_within(c, again, scope, [&](auto& stack) {
+        wait_for_kernels();
+        const stopwatch watch;
+        c.op.callBoxed(stack);
+        wait_for_kernels();
+        seconds += watch.seconds();
+        undisturbed_ = undisturbed_ && watch.undisturbed();
+      });
     return seconds;
   }
 
@@ -151,7 +147,7 @@ class node_bench {
       for (int k = 0; k < runs; ++k) {
         clear();
         planned.plan(plan);
-        call_all(planned);
+        for (const auto& c : node_.calls) call_within(c, false, &planned, [&](auto& stack) { c.op.callBoxed(stack); });
       }
       shortest = std::min(shortest, on_.seconds(begin, on_.mark_time()) / runs);
     }
@@ -191,15 +187,15 @@ class node_bench {
   }
 
  private:
-  void call_all(placement& planned) {
-    for (const auto& c : node_.calls) {
-      auto stack = stack_of(c, false, [&](index_t v) { return operand_of(v); });
-      const at::AutoGradMode grad_mode(c.grad_mode);
-      planned.start();
-      c.op.callBoxed(stack);
-      planned.stop();
-      take_results(c, stack);
-    }
+  /// @param run calls the operator on its arguments
+  template <class Scope, class F>
+  void call_within(const call& c, bool again, Scope* scope, F run) {
+    auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
+    const at::AutoGradMode grad_mode(c.grad_mode);
+    if (scope) scope->start();
+    run(stack);
+    if (scope) scope->stop();
+    take_results(c, stack);
   }
   /// @throws cannot_capture if they do not lie as they were recorded
   void take_results(const call& c, const ::torch::jit::Stack& stack) {
