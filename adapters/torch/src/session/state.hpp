@@ -21,6 +21,7 @@
 #include <remat/pytorch/session.hpp>
 
 #include "../autograd/abandoned.hpp"
+#include "../autograd/second_plan.hpp"
 #include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
 #include "../capture/trace.hpp"
@@ -284,6 +285,10 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The same step with tensors as inputs that were constants, or had another place.
   std::shared_ptr<setup> with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
                                           const std::vector<std::pair<index_t, at::Tensor>>& late);
+  /// What that step falls back to.
+  /// @param outputs of its forward
+  second_plan second_plan_of(const invocation& call, const runner& r, const std::vector<at::Tensor>& outputs,
+                             const begun_step& b);
   /// Runs the planned forward, and connects its outputs to the backward.
   std::vector<at::Tensor> run_step(const invocation& call, begun_step b);
 
