@@ -82,11 +82,7 @@ void executor::leave_gradients_only() {
       kept.emplace_back(data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
   state_->memory->discard_except(std::move(kept));
 }
-bool executor::owns(const at::Tensor& t) const {
-  const auto* data = static_cast<const char*>(t.storage().data());
-  const auto& m = *state_->memory;
-  return m.data() <= data && data < m.data() + m.bytes();
-}
+bool executor::owns(const at::Tensor& t) const { return state_->memory->holds(t.storage().data()); }
 void executor::move_out(const c10::Storage& storage) const {
   const c10::DeviceGuard guard(state_->on.which());
   const at::NoGradGuard no_grad;

@@ -63,6 +63,11 @@ class region {
   virtual ~region() = default;
   /// Its first byte; null if it has no address, as in a file.
   virtual char* data() const = 0;
+  /// The address lies in it.
+  bool holds(const void* address) const {
+    const auto* at = static_cast<const char*>(address);
+    return data() <= at && at < data() + bytes();
+  }
   /// Whose address that is: the host can follow its own only.
   virtual c10::Device on() const { return c10::kCPU; }
   virtual bytes_t bytes() const = 0;
