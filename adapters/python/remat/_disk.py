@@ -37,11 +37,10 @@ class Layout(NamedTuple):
 
 def movable(t: object) -> bool:
     """True if `t` can be in a file and has at least a page."""
-    return (type(t) is torch.Tensor and t.layout is torch.strided and t.device.type == "cpu" and not t.requires_grad
-            and not t.is_quantized and t.nbytes >= mmap.PAGESIZE and torch.empty_like(t, device="meta").stride() == t.stride())
+    return type(t) is torch.Tensor and not t.requires_grad and _torch.movable(t)
 
 
-class Disk:
+class Disk(_torch.Disk):
     """A folder whose disk holds tensors. The files have no names, only this process can read them, and a file goes with its last tensor."""
 
     def __init__(self, folder: str | os.PathLike[str], budget: str | None = None):
@@ -50,16 +49,12 @@ class Disk:
         Raises Error if no file can be made in the folder; NoSpace if the disk is full.
         """
         self.folder = os.fspath(folder)
+        super().__init__(self.folder)
         self.options = self.folder, budget
         self.budget = None if budget is None else _core.parse_bytes(budget)
-        self._files = _torch.Disk(self.folder)
         self._process = os.getpid()
 
-    reserved = property(lambda self: self._files.reserved)  #: bytes reserved now
-    written = property(lambda self: self._files.evicted)  #: bytes written since construction
-    read = property(lambda self: self._files.fetched)  #: bytes read since construction
-
-    def reserve(self, layouts: Iterable[Layout]) -> list[torch.Tensor]:
+    def reserve(self, layouts: Iterable[Layout]) -> list[torch.Tensor]:  # type: ignore[override]
         """Makes zero tensors in a new file. All its disk space is allocated at once.
 
         Raises NoSpace, or Refused in a process forked since.
@@ -70,20 +65,11 @@ class Disk:
             self.check_process()
         if self.budget is not None and total > self.budget - self.reserved:
             raise NoSpace(f"disk_budget={self.budget}", self.folder, total, self.budget - self.reserved)
-        return self._files.reserve([torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in layouts])
+        return super().reserve([torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in layouts])
 
     def holds(self, t: torch.Tensor) -> bool:
         """True if `t` is in a file of this disk."""
-        return type(t) in PLAIN and self._files.holds(t)
-
-    def write(self, to: torch.Tensor, value: torch.Tensor) -> None:
-        """Copies `value` to a tensor in a file of this disk, by a write to the file instead of its mapping. Raises CopyFailed."""
-        self._files.write(to, value)
-
-    def take_gradient(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
-        """Moves the gradient of a parameter into `home`, a tensor in a file of this disk. Backwards on other threads may add to the gradient before or after
-        the move, but not meanwhile. Raises CopyFailed."""
-        self._files.take_gradient(parameter, home)
+        return type(t) in PLAIN and super().holds(t)
 
     def check_process(self) -> None:
         """Raises Refused in a process forked since: the files belong to the parent, which would see the writes."""
@@ -95,8 +81,3 @@ class Disk:
 def in_file(t: torch.Tensor) -> bool:
     """True if `t` is in a file of any disk."""
     return type(t) in PLAIN and _torch.on_a_disk(t)
-
-
-def evict(tensors: list[torch.Tensor]) -> None:
-    """Writes tensors to their disks and evicts their pages from memory. Other tensors are ignored. If it raises CopyFailed, the tensors are still in memory."""
-    _torch.evict(tensors)

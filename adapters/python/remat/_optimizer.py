@@ -13,7 +13,7 @@ import torch
 
 from . import _core, _torch
 from ._arithmetic import FUSED, bare, faster, may_fuse, step_alone
-from ._disk import Disk, Layout, evict, in_file, movable
+from ._disk import Disk, Layout, in_file, movable
 from ._errors import CopyFailed, Refused
 from ._options import folder, number, size
 from ._overlap import Overlap, detach
@@ -227,7 +227,7 @@ class _Offloaded(torch.optim.Optimizer):
             for parcel in parcels:
                 self._apply(*parcel)
             return
-        before, traffic, done = (self._disk.written, self._disk.read), _torch.Traffic(), 0
+        before, traffic, done = (self._disk.evicted, self._disk.fetched), _torch.Traffic(), 0
         try:
             for i, parcel in enumerate(parcels):
                 traffic.ready(i, self._at_home(parcel.params))
@@ -241,7 +241,7 @@ class _Offloaded(torch.optim.Optimizer):
             raise self._failed(f"{e}; {done} of {len(todo)} parameters have made the step. Load a checkpoint") from e
         finally:
             traffic.wait()
-            self._bytes = self._disk.written - before[0], self._disk.read - before[1]
+            self._bytes = self._disk.evicted - before[0], self._disk.fetched - before[1]
         self._check_traffic(traffic)
 
     def _check_traffic(self, traffic: _torch.Traffic) -> None:
@@ -337,7 +337,7 @@ class _Offloaded(torch.optim.Optimizer):
         for (state, key), home in zip(away, homes):
             self._disk.write(home, state[key])
             state[key] = home
-            evict([home])
+            _torch.evict([home])
 
     def _bring_home(self, state: dict[str, Any], homes: dict[str, Any]) -> None:
         """Moves state tensors that a step has replaced to their old places on the disk, or to the places reserved for them."""

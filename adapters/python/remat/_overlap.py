@@ -135,7 +135,7 @@ class Overlap:
         if self._traffic is None:
             self._traffic, self._last = _torch.Traffic(), None
             optimizer._look_around()
-            self._before = optimizer._disk.written, optimizer._disk.read
+            self._before = optimizer._disk.evicted, optimizer._disk.fetched
         try:
             self._traffic.ready(id(p), optimizer._at_home([p]))
             following = self._order.get(p)
@@ -175,7 +175,7 @@ class Overlap:
             traffic.wait()
         optimizer._step_all()  # parameters that have not stepped: all in the first step, or those with a gradient set by hand
         if traffic is not None:
-            optimizer._bytes = optimizer._disk.written - self._before[0], optimizer._disk.read - self._before[1]
+            optimizer._bytes = optimizer._disk.evicted - self._before[0], optimizer._disk.fetched - self._before[1]
         if self._held or self._applied:
             self._tried = True
         self._clear()

@@ -52,7 +52,8 @@ def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str
         any data. Default: kernels are measured.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
-    options = Options(budget, activation_budget, solver, solver_options, time_limit, time_limit, gap, seed, device=parts_of(device))
+    options = Options(budget=budget, activation_budget=activation_budget, solver=solver, solver_options=solver_options, time_limit=time_limit, first_limit=time_limit,
+                      gap=gap, seed=seed, device=parts_of(device))
     session = prepared(model, options)
     session._prepare(model, args, kwargs)
     return session.plan

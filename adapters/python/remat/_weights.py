@@ -7,8 +7,8 @@ import mmap
 
 import torch
 
-from . import _core
-from ._disk import PLAIN, Disk, Layout, evict
+from . import _core, _torch
+from ._disk import PLAIN, Disk, Layout
 
 
 def move(model: torch.nn.Module, disk: Disk) -> bool:
@@ -22,7 +22,7 @@ def move(model: torch.nn.Module, disk: Disk) -> bool:
     for (storage, tensors), home in zip(found, homes):
         disk.write(home, torch.empty(0, dtype=torch.uint8).set_(storage))
         _rebase(tensors, home.untyped_storage())
-        evict([home])
+        _torch.evict([home])
     if found:
         _core.trim()
     return bool(found)

@@ -10,31 +10,22 @@ from typing import Any, Literal
 import torch
 
 from . import _core, _options, _torch, _weights
+from ._groups import Planner
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Planner):
     """The options given to `wrap`."""
 
-    budget: int | float | str | None = None
-    activation_budget: int | float | str | None = None
-    solver: str = "auto"
     solver_options: Any = ()  # a mapping; pairs of texts after `check`
-    time_limit: float = 20.0
-    first_limit: float = 1.0
-    gap: float = 0.005
-    seed: int = 0
-    verify: int = 0
-    on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
+    budget: int | float | str | None = None
     on_refuse: Literal["raise", "warn"] = "warn"
-    follow: bool | None = None
     cache: Any = True
     offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
     weights: Literal["paged", "planned"] = "paged"
     host_budget: int | float | str | None = None
     disk: Any = None
     disk_budget: Any = None
-    graph: bool = False
     optimizer: int | float | str | None = None  # bytes of the states of the optimizer
     steps_on: Any = None  # device of the steps of a model with weights on the host
     device: Any = None  # rates of a roofline, as `parts_of` returns them

@@ -41,6 +41,7 @@ void bind_disks(py::module_& m) {
       .def_property_readonly("evicted", &rp::disk::evicted);
   m.def("evict", [](const tensors& list) { translated([&] { rp::disk::evict(list); }); });
   m.def("on_a_disk", &rp::on_a_disk);
+  m.def("movable", &rp::movable);
   py::class_<rp::disk_traffic, std::shared_ptr<rp::disk_traffic>>(m, "Traffic")
       .def(py::init([] {
         return std::shared_ptr<rp::disk_traffic>(new rp::disk_traffic, [](rp::disk_traffic* held) {

@@ -4,14 +4,13 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -22,54 +21,20 @@
 #include <remat/pytorch/session.hpp>
 
 #include "../base/digest.hpp"
+#include "../base/generators.hpp"
 #include "../base/key.hpp"
+#include "../base/views.hpp"
 
 namespace remat::pytorch {
-
-/// The autocast state of this thread.
-class autocast_state {
- public:
-  static autocast_state now() {
-    autocast_state s;
-    for (const auto device : devices_of_steps())
-      s.modes_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
-    s.cache_ = at::autocast::is_autocast_cache_enabled();
-    return s;
-  }
-  void restore() const {
-    for (const auto& m : modes_) {
-      at::autocast::set_autocast_enabled(m.device, m.enabled);
-      at::autocast::set_autocast_dtype(m.device, m.type);
-    }
-    at::autocast::set_autocast_cache_enabled(cache_);
-  }
-
- private:
-  struct mode {
-    at::DeviceType device;
-    bool enabled;
-    at::ScalarType type;
-  };
-  std::vector<mode> modes_;
-  bool cache_ = true;
-};
 
 /// States of the default generators of the host and of the device of a step.
 struct all_generators {
   static all_generators now(c10::Device on) {
-    all_generators all{generator_state::now(), on, {}};
-    if (on.is_cpu()) return all;
-    auto g = at::globalContext().defaultGenerator(on);
-    std::lock_guard lock(g.mutex());
-    all.theirs = g.get_state();
-    return all;
+    return {generator_state::now(), on, on.is_cpu() ? at::Tensor() : state_of(at::globalContext().defaultGenerator(on))};
   }
   void restore() const {
     host.restore();
-    if (!theirs.defined()) return;
-    auto g = at::globalContext().defaultGenerator(on);
-    std::lock_guard lock(g.mutex());
-    g.set_state(theirs);
+    if (theirs.defined()) set_state(at::globalContext().defaultGenerator(on), theirs);
   }
   friend bool operator==(const all_generators& a, const all_generators& b) {
     return a.host == b.host && same_bits(a.theirs, b.theirs);
@@ -102,10 +67,7 @@ class second_run {
   /// True if no external tensor was modified since the forward, and `ask` holds for the inputs under the autocast state of that
   /// forward.
   bool possible(const std::function<bool(const std::vector<at::Tensor>&)>& ask) const {
-    struct put_back {
-      autocast_state autocast = autocast_state::now();
-      ~put_back() { autocast.restore(); }
-    } at_exit;
+    const auto restored = c10::make_scope_exit([now = autocast_state::now()] { now.restore(); });
     autocast_.restore();
     return is_unchanged() && ask(inputs_);
   }
@@ -117,21 +79,14 @@ class second_run {
         is_unchanged(),
         "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
         "an input or a parameter was modified by an inplace operation after it");
-    struct put_back {
-      std::vector<entry>& written;
-      all_generators generator;
-      autocast_state autocast = autocast_state::now();
-      std::vector<std::pair<at::Tensor, int64_t>> present = {};
-      put_back(c10::Device on, std::vector<entry>& list) : written(list), generator(all_generators::now(on)) {
-        for (const auto& w : written)
-          present.emplace_back(is_now(w.tensor, w.before, w.version) ? w.before : w.tensor.detach().clone(), w.tensor._version());
-      }
-      ~put_back() {
-        for (std::size_t i = 0; i < written.size(); ++i) set(written[i].tensor, present[i].first, present[i].second);
-        generator.restore();
-        autocast.restore();
-      }
-    } at_exit(on_, written_);
+    std::vector<std::pair<at::Tensor, int64_t>> present;
+    for (const auto& w : written_)
+      present.emplace_back(is_now(w.tensor, w.before, w.version) ? w.before : w.tensor.detach().clone(), w.tensor._version());
+    const auto restored = c10::make_scope_exit([&, generator = all_generators::now(on_), autocast = autocast_state::now()] {
+      for (std::size_t i = 0; i < written_.size(); ++i) set(written_[i].tensor, present[i].first, present[i].second);
+      generator.restore();
+      autocast.restore();
+    });
     for (const auto& w : written_) set(w.tensor, w.before, w.version);
     before_.restore();
     autocast_.restore();
@@ -174,8 +129,7 @@ class second_run {
     if (is_now(t, contents, version)) return;
     at::NoGradGuard no_grad;
     t.detach().copy_(contents);
-    auto counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
+    set_version(t, version);
   }
   c10::Device on_;
   std::vector<at::Tensor> inputs_;

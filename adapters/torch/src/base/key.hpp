@@ -63,6 +63,34 @@ inline bool under_autocast() {
   return std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); });
 }
 
+/// The autocast state of this thread.
+class autocast_state {
+ public:
+  static autocast_state now() {
+    autocast_state s;
+    for (const auto device : devices_of_steps())
+      s.modes_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
+    s.cache_ = at::autocast::is_autocast_cache_enabled();
+    return s;
+  }
+  void restore() const {
+    for (const auto& m : modes_) {
+      at::autocast::set_autocast_enabled(m.device, m.enabled);
+      at::autocast::set_autocast_dtype(m.device, m.type);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_);
+  }
+
+ private:
+  struct mode {
+    at::DeviceType device;
+    bool enabled;
+    at::ScalarType type;
+  };
+  std::vector<mode> modes_;
+  bool cache_ = true;
+};
+
 /// Adds settings of PyTorch that choose kernels below autograd, and how kernels use memory.
 inline void add_kernel_settings(key& k) {
   auto& c = at::globalContext();

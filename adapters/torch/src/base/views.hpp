@@ -15,6 +15,18 @@
 
 namespace remat::pytorch {
 
+/// Offset of the first byte of a tensor in its storage.
+inline bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
+
+/// A storage over memory that it does not own.
+inline c10::Storage storage_over(void* data, std::size_t bytes, c10::Device on) {
+  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(data, on), nullptr, false};
+}
+/// A storage as a tensor of bytes, which shares its memory.
+inline at::Tensor bytes_over(const c10::Storage& s) {
+  return at::empty({0}, at::TensorOptions(s.device()).dtype(at::kByte)).set_(s, 0, {static_cast<int64_t>(s.nbytes())}, {1});
+}
+
 /// The tensor that view `v` describes in storage `s`, moved by `shift` bytes.
 /// @throws c10::Error if there is no element at that byte, or the storage is too small
 inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t shift = 0) {
@@ -31,6 +43,11 @@ inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t s
   if (v.conj) t = at::_conj(t);
   if (v.neg) t = at::_neg_view(t);
   return t;
+}
+
+inline void set_version(const at::Tensor& t, int64_t version) {
+  auto counter = t.unsafeGetTensorImpl()->version_counter();
+  counter.set_version(version);
 }
 
 /// True if the tensor stands for several gradients (`is_grads_batched`, `torch.func.vmap`).
@@ -77,10 +94,9 @@ inline bool is_number(const program& step, index_t view) {
 
 /// A copy of the bytes of a storage.
 inline content content_of(const c10::Storage& s) {
-  const auto bytes = static_cast<int64_t>(s.nbytes());
-  const auto host = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(s.device())).set_(s, 0, {bytes}, {1}).cpu();
+  const auto host = bytes_over(s).cpu();
   const auto* data = static_cast<const std::byte*>(host.const_data_ptr());
-  return bytes == 0 ? content() : content(data, data + bytes);
+  return s.nbytes() == 0 ? content() : content(data, data + s.nbytes());
 }
 
 /// The bytes as a tensor.
@@ -106,29 +122,40 @@ inline c10::Device device_of_step(const program& step) {
   return c10::kCPU;
 }
 
+/// Replaces each list by a copy, so that writes to its elements do not reach the original.
+inline void own_lists(std::vector<c10::IValue>& values) {
+  for (auto& v : values)
+    if (v.isList()) v = c10::IValue(v.toList().copy());
+}
+/// The tensor at place `o` in a list of arguments or results.
+/// @tparam Place has the members `at` and `element` of `operand`
+/// @param first  index of the first argument or result in `values`
+template <class Place>
+const at::Tensor& tensor_at(const std::vector<c10::IValue>& values, const Place& o, std::size_t first = 0) {
+  const auto& v = values[first + static_cast<std::size_t>(o.at)];
+  return o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
+}
+/// Puts a tensor at place `o`. If the place is in a list, the list is modified in place: see `own_lists`.
+template <class Place>
+void put_tensor(std::vector<c10::IValue>& values, const Place& o, at::Tensor t) {
+  auto& v = values[static_cast<std::size_t>(o.at)];
+  if (o.element < 0)
+    v = std::move(t);
+  else
+    v.toList().set(static_cast<std::size_t>(o.element), c10::IValue(std::move(t)));
+}
+
 /// The arguments of a call.
 /// @param again  the call is a recomputation
 /// @param tensor returns the tensor of a view
 template <class F>
 std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
   auto stack = c.arguments;
-  for (auto& argument : stack)
-    if (argument.isList()) argument = c10::IValue(argument.toList().copy());
-  for (const auto& o : c.operands) {
-    if (again && std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) != c.first_run_only.end()) continue;
-    auto& argument = stack[static_cast<std::size_t>(o.at)];
-    if (o.element < 0)
-      argument = tensor(o.view);
-    else
-      argument.toList().set(static_cast<std::size_t>(o.element), c10::IValue(tensor(o.view)));
-  }
+  own_lists(stack);
+  for (const auto& o : c.operands)
+    if (!again || std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) == c.first_run_only.end())
+      put_tensor(stack, o, tensor(o.view));
   return stack;
-}
-
-/// The tensor that a call left on the stack as result `r`.
-inline at::Tensor result_of(const std::vector<c10::IValue>& stack, const operand& r) {
-  const auto& v = stack[static_cast<std::size_t>(r.at)];
-  return r.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(r.element)].toTensor();
 }
 
 }  // namespace remat::pytorch

@@ -118,22 +118,17 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
 /// Sets autocast of this thread to that of a backward.
 class autocast_of_backward {
  public:
-  autocast_of_backward(c10::DeviceType kind, std::optional<at::ScalarType> type) : kind_(kind) {
+  autocast_of_backward(c10::DeviceType kind, std::optional<at::ScalarType> type) {
     if (!type) return;
     at::autocast::set_autocast_enabled(kind, true);
     at::autocast::set_autocast_dtype(kind, *type);
   }
-  ~autocast_of_backward() {
-    at::autocast::set_autocast_enabled(kind_, before_.has_value());
-    at::autocast::set_autocast_dtype(kind_, type_);
-  }
+  ~autocast_of_backward() { before_.restore(); }
   autocast_of_backward(const autocast_of_backward&) = delete;
   autocast_of_backward& operator=(const autocast_of_backward&) = delete;
 
  private:
-  c10::DeviceType kind_;
-  std::optional<at::ScalarType> before_ = autocast_on(kind_);
-  at::ScalarType type_ = at::autocast::get_autocast_dtype(kind_);
+  autocast_state before_ = autocast_state::now();
   c10::impl::ExcludeDispatchKeyGuard none_{c10::autocast_dispatch_keyset};
 };
 
@@ -214,9 +209,9 @@ std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::ed
   return end.arrived(execute(to, grads, true, graph, end));
 }
 
-trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
-                      const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
-                      const std::vector<output_use>& uses, bool others) {
+trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
+                           const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
+                           const std::vector<output_use>& uses, bool others) {
   std::vector<at::Tensor> wanted, grads, output_grads, used;
   std::vector<std::optional<byte_view>> grad_views;
   ::torch::autograd::edge_list roots;
@@ -274,7 +269,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
     }
   }
 
-  trace t;
+  trace_ends t;
   t.accumulated = accumulated;
   t.autocast = autocast;
   std::vector<std::pair<std::size_t, std::size_t>> reached;  // number of the gradient, position in `wanted`
@@ -319,26 +314,14 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   return t;
 }
 
-trace joined(trace calls, trace ends, c10::Device device) {
-  ends.device = device;
-  ends.slots = std::move(calls.slots);
-  for (index_t k = 0; k < ends.slots.size(); ++k)
-    if (ends.slots[k].from == role::parameter &&
-        std::find(ends.parameters.begin(), ends.parameters.end(), k) == ends.parameters.end())
-      ends.slots[k].from = role::buffer;
-  ends.constants = std::move(calls.constants);
-  ends.found = std::move(calls.found);
-  ends.storages = std::move(calls.storages);
-  ends.calls = std::move(calls.calls);
-  ends.backward = calls.backward;
-  ends.after_forward = std::move(calls.after_forward);
-  ends.after_backward = std::move(calls.after_backward);
-  ends.written = std::move(calls.written);
-  ends.asked = std::move(calls.asked);
-  ends.tensors = std::move(calls.tensors);
-  ends.held = std::move(calls.held);
-  ends.forward = std::move(calls.forward);
-  return ends;
+trace joined(trace calls, trace_ends ends, c10::Device device) {
+  static_cast<trace_ends&>(calls) = std::move(ends);
+  calls.device = device;
+  for (index_t k = 0; k < calls.slots.size(); ++k)
+    if (calls.slots[k].from == role::parameter &&
+        std::find(calls.parameters.begin(), calls.parameters.end(), k) == calls.parameters.end())
+      calls.slots[k].from = role::buffer;
+  return calls;
 }
 
 }  // namespace remat::pytorch::detail

@@ -49,12 +49,11 @@ std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::ed
 /// @param arguments inputs of the forward
 /// @param others    the arguments may have graphs from outside: no hooks of parameters and arguments are called, and the graph
 ///                  stays whole
-/// @return the trace without its calls
-trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
-                      const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
-                      const std::vector<output_use>& uses, bool others);
+trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
+                           const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
+                           const std::vector<output_use>& uses, bool others);
 
-/// Joins the calls of a trace with the rest that `record_backward` returned.
-trace joined(trace calls, trace ends, c10::Device device);
+/// Joins the calls of a trace with the ends that `record_backward` returned.
+trace joined(trace calls, trace_ends ends, c10::Device device);
 
 }  // namespace remat::pytorch::detail

@@ -5,11 +5,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 
@@ -50,7 +48,7 @@ void put(c10::StorageImpl* to, c10::StorageImpl* from) {
 }  // namespace
 
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on) {
-  c10::Storage s(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true);
+  auto s = empty_storage(bytes, on);
   if (bytes > 0) hide(s.unsafeGetStorageImpl());
   return s;
 }
@@ -61,17 +59,12 @@ still_generator::still_generator(c10::Device on)
 std::string still_generator::now() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const uncounted aside;  // the plan has no room for this state, which is freed at once
-  auto g = generator_;
-  std::lock_guard lock(g.mutex());
-  return text_of(g.get_state());
+  return text_of(state_of(generator_));
 }
 void still_generator::set(const std::string& state) const {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto bytes = static_cast<int64_t>(state.size());
-  const auto to = at::from_blob(const_cast<char*>(state.data()), {bytes}, at::kByte);
-  auto g = generator_;
-  std::lock_guard lock(g.mutex());
-  g.set_state(to);
+  set_state(generator_, at::from_blob(const_cast<char*>(state.data()), {bytes}, at::kByte));
 }
 void still_generator::rewind() const {
   if (now() != start_) set(start_);
@@ -154,10 +147,15 @@ void call_log::saved_storage::exchange() {
   data = was;
 }
 
-bool call_log::is_touched(const at::Tensor& t, bool written) const {
-  if (!t.has_storage()) return false;
-  const auto* e = exposed(t);
-  return e != nullptr && (written || e->touched());
+bool call_log::uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const {
+  const auto& arguments = op.schema().arguments();
+  bool found = false;
+  for (std::size_t i = 0; i < arguments.size() && !exposed_.empty(); ++i)
+    each_tensor(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& t, int) {
+      const auto* e = t.has_storage() ? exposed(t) : nullptr;
+      found = found || (e != nullptr && (is_written(arguments[i]) || e->touched()));
+    });
+  return found;
 }
 
 bool call_log::is_alone(const at::Tensor& t) const {
@@ -172,11 +170,10 @@ bool call_log::is_alone(const at::Tensor& t) const {
   for (const auto& c : calls_) {
     bool uses = false, graph = false;
     for (const auto* list : {&c.arguments, &c.results})
-      for (const auto& v : *list)
-        each_tensor(v, [&](const at::Tensor& x, int) {
-          uses = meet(x) || uses;
-          graph = graph || (c.grad_mode && x.requires_grad());
-        });
+      each_tensor(*list, [&](const at::Tensor& x, int) {
+        uses = meet(x) || uses;
+        graph = graph || (c.grad_mode && x.requires_grad());
+      });
     alone = alone && !(uses && graph);
   }
   for (const auto& x : held_) meet(x);
@@ -195,8 +192,7 @@ bool call_log::is_any_touched() const {
     if (!e.touched()) return false;
     bool read = false;
     for (const auto& c : calls_)
-      for (const auto& v : c.arguments)
-        each_tensor(v, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
+      each_tensor(c.arguments, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
     return read;
   });
 }
@@ -258,11 +254,10 @@ void call_log::fill() {
   std::unordered_set<const c10::StorageImpl*> gone;
   for (const auto& c : calls_) {
     if (!c.done) continue;
-    for (const auto& v : c.results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        storage_of(t)->clear_data_ptr_access_error_msg_();
-        if (!has_memory(t)) gone.insert(storage_of(t));
-      });
+    each_tensor(c.results, [&](const at::Tensor& t, int) {
+      storage_of(t)->clear_data_ptr_access_error_msg_();
+      if (!has_memory(t)) gone.insert(storage_of(t));
+    });
   }
   generator_.set(generator_.start());
   held_.clear();
@@ -270,7 +265,7 @@ void call_log::fill() {
   for (auto& next : calls) {
     const auto c = std::move(next);  // frees what only this call holds
     bool again = !c.done;
-    for (const auto& v : c.results) each_tensor(v, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
+    each_tensor(c.results, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
     if (!again) continue;
     if (!c.state.empty()) generator_.set(c.state);
     run(c);
@@ -286,10 +281,9 @@ void call_log::fill(const std::vector<bool>& chosen) {
     if (!chosen[c.call] || c.done) continue;
     run(c);
     c.done = any = true;
-    for (const auto& v : c.results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
-      });
+    each_tensor(c.results, [&](const at::Tensor& t, int) {
+      if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
+    });
   }
   if (any && ahead_ > 0) begin_anew();
 }
@@ -298,8 +292,7 @@ std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() c
   std::unordered_map<const c10::TensorImpl*, std::size_t> counts;
   const auto count = [&](const at::Tensor& t, int = -1) { ++counts[t.unsafeGetTensorImpl()]; };
   for (const auto& c : calls_)
-    for (const auto* list : {&c.arguments, &c.results})
-      for (const auto& v : *list) each_tensor(v, count);
+    for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, count);
   for (const auto& t : held_) count(t);
   return counts;
 }

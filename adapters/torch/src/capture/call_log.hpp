@@ -87,10 +87,9 @@ class call_log {
   void keep_data(const at::Tensor& t);
   /// The module gets access to the memory of a tensor, and may write it without an operator from now on.
   void expose(const at::Tensor& t);
-  bool exposes() const { return !exposed_.empty(); }
-  /// True if a call must not use `t` before the pending calls have run: the module has access to its memory, and has written it,
-  /// or the call writes it.
-  bool is_touched(const at::Tensor& t, bool written) const;
+  /// True if a call must not use its arguments before the pending calls have run: the module has access to the memory of an
+  /// argument, and has written it, or the call writes it.
+  bool uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// True if the module has written memory, without an operator, that a logged call reads.
   bool is_any_touched() const;
 
@@ -211,7 +210,7 @@ std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> writes_sin
                                                                                    std::size_t since, std::size_t until,
                                                                                    bool all);
 
-/// A storage without memory, which it may get later.
+/// A storage without memory, which it may get later. Until then, reads of its memory raise an error.
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on);
 
 }  // namespace remat::pytorch::detail

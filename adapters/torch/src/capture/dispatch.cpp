@@ -3,6 +3,7 @@
 
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 
 #include "../base/digest.hpp"
 #include "../program/operators.hpp"
-#include "follower.hpp"
+#include "follower_state.hpp"
 #include "observe.hpp"
 #include "recorder.hpp"
 #include "step_run.hpp"
@@ -34,8 +35,7 @@ class call_observer {
     std::vector<at::Tensor> written;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const auto& argument = stack[first + i];
-      const auto* alias = arguments[i].alias_info();
-      const bool writes = alias != nullptr && alias->isWrite();
+      const bool writes = is_written(arguments[i]);
       each_tensor(argument, [&](const at::Tensor& t, int) {
         writes&& overwrites(op) ? operands.add_shape(t) : operands << t;
         if (writes) written.push_back(t);
@@ -77,7 +77,7 @@ bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.sta
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (is_mark(op)) return op.callBoxed(stack);
-  if (follow_call(op, *stack)) return;
+  if (auto* f = follower::of_thread(); f != nullptr && f->fresh() == nullptr) return f->run(op, *stack);
   if (active_step != nullptr)
     active_step->call(*active, op, *stack);
   else if (active)
@@ -93,8 +93,8 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(guarded_key);
   auto* step = step_here();
   if (step == nullptr || step->eager()) return op.callBoxed(stack);
-  const auto first = static_cast<std::ptrdiff_t>(stack->size() - op.schema().arguments().size());
-  const std::vector<c10::IValue> arguments(stack->begin() + first, stack->end());
+  const auto first = stack->size() - op.schema().arguments().size();
+  const auto arguments = values_from(*stack, first);
   const auto since = active->calls().size(), storages = active->until_now().storages.size();
   try {
     op.callBoxed(stack);
@@ -106,18 +106,10 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
     });
     if (left_traces || step->eager() || std::strstr(e.what(), reads_memory) == nullptr) throw;
     step->diverge(*active, op.schema().name() + " reads the memory of a tensor directly");
-    stack->resize(static_cast<std::size_t>(first));
-    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    replace_from(*stack, first, arguments);
     op.callBoxed(stack);
   }
 }
-
-struct observing {
-  explicit observing(call_observer& o) { observer_of_calls = &o; }
-  ~observing() { observer_of_calls = nullptr; }
-  observing(const observing&) = delete;
-  observing& operator=(const observing&) = delete;
-};
 
 }  // namespace
 
@@ -142,17 +134,19 @@ void claim_key() {
   claim_reader_key();
 }
 
-recording::recording(recorder& r) : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+recording::recording(recorder& r, step_run* forward)
+    : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   active = &r;
+  active_step = forward;
 }
 recording::~recording() {
+  end_forward();
   active = nullptr;
   c10::AutogradState::get_tls_state().set_multithreading_enabled(several_threads_);
 }
 
-recorded_forward_of::recorded_forward_of(step_run& run) { active_step = &run; }
-recorded_forward_of::~recorded_forward_of() { active_step = nullptr; }
+void recording::end_forward() { active_step = nullptr; }
 
 void set_unbind(void (*f)(const at::Tensor&)) { unbind_idle = f; }
 
@@ -166,7 +160,8 @@ std::vector<observed_call> observe(const std::function<void()>& f) {
   claim_key();
   call_observer notes;
   {
-    const observing on(notes);
+    observer_of_calls = &notes;
+    const auto ended = c10::make_scope_exit([] { observer_of_calls = nullptr; });
     const c10::impl::IncludeDispatchKeyGuard key(record_key);
     f();
   }
@@ -198,14 +193,14 @@ std::vector<std::pair<std::string, std::size_t>> differing(const std::vector<obs
 namespace remat::pytorch {
 
 void about_to_read(const at::Tensor& t, bool may_write) {
-  if (detail::is_followed()) return detail::read_by_follower(t, may_write);
+  if (auto* f = detail::follower::at_work()) return f->read(t, may_write);
   if (auto* step = detail::step_here(); step != nullptr) step->read(*detail::active, t, may_write);
 }
 
 void about_to_read_generator() {
   constexpr const char* why = "the module reads the state of the generator";
-  if (detail::is_followed()) {
-    if (detail::has_followed_draws()) detail::leave_followed(why);
+  if (auto* f = detail::follower::at_work()) {
+    if (f->has_drawn()) f->diverge(why);
   } else if (auto* step = detail::step_here(); step != nullptr && !step->eager() && !detail::active->show_generator()) {
     step->diverge(*detail::active, why);
   }
@@ -213,7 +208,7 @@ void about_to_read_generator() {
 
 void leave_plan(const std::string& why) {
   if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // inside of a kernel
-  if (detail::is_followed()) return detail::leave_followed(why.c_str());
+  if (auto* f = detail::follower::at_work()) return f->diverge(why);
   if (!without_data()) return;
   if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);
   detail::active->refuse("the forward", "cannot be recorded: " + why);
@@ -221,9 +216,8 @@ void leave_plan(const std::string& why) {
 
 bool may_copy(const at::Tensor& t, const at::Tensor& other) {
   const auto* step = detail::step_here();
-  const auto* log = detail::is_followed()               ? detail::followed_log()
-                    : step != nullptr && !step->eager() ? step->log().get()
-                                                        : nullptr;
+  const auto* f = detail::follower::at_work();
+  const auto* log = f != nullptr ? f->log() : step != nullptr && !step->eager() ? step->log().get() : nullptr;
   if (log == nullptr || !log->is_alone(other)) return false;
   if (log->is_alone(t)) return true;
   if (const auto unbind = detail::unbind_idle.load()) unbind(t);
@@ -235,24 +229,24 @@ without_recording_keys::without_recording_keys(bool recorded)
                      : c10::DispatchKeySet({detail::record_key, detail::reader_key, detail::guarded_key})) {}
 
 std::optional<std::size_t> calls_until_now() {
-  if (detail::is_followed()) return detail::followed_calls();
+  if (const auto* f = detail::follower::at_work()) return f->calls();
   const auto* step = detail::step_here();
   return step != nullptr && !step->eager() ? std::optional(detail::active->calls().size()) : std::nullopt;
 }
 
 void repeat_writes(std::size_t since, std::size_t until, bool all) {
   if (!calls_until_now()) return;
-  auto again = detail::is_followed()
-                   ? detail::followed_writes(since, until, all)
-                   : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
+  const auto* f = detail::follower::at_work();
+  auto again = f != nullptr ? f->writes(since, until, all)
+                            : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   for (auto& [op, stack] : again) op.callBoxed(stack);
 }
 
 bool without_data() {
-  if (detail::is_followed()) return true;
-  return capturing() && (detail::active_step == nullptr || !detail::active_step->eager());
+  return detail::follower::at_work() != nullptr ||
+         (capturing() && (detail::active_step == nullptr || !detail::active_step->eager()));
 }
 
 bool capturing() { return c10::impl::tls_is_dispatch_key_included(detail::record_key) && detail::active != nullptr; }

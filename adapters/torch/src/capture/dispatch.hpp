@@ -39,22 +39,16 @@ void claim_reader_key();
 /// thread holds.
 class recording {
  public:
-  explicit recording(recorder& r);
+  /// @param forward training step that the recorded forward belongs to: operators go to it until `end_forward`; null: none
+  explicit recording(recorder& r, step_run* forward = nullptr);
   ~recording();
+  /// The forward has ended: from here on, operators go to the recorder itself.
+  static void end_forward();
   recording(const recording&) = delete;
   recording& operator=(const recording&) = delete;
 
  private:
   bool several_threads_;  ///< whether backwards used several threads before
-};
-
-/// While it lives, operators of the recorded forward go to the training step that the forward belongs to.
-class recorded_forward_of {
- public:
-  explicit recorded_forward_of(step_run& run);
-  ~recorded_forward_of();
-  recorded_forward_of(const recorded_forward_of&) = delete;
-  recorded_forward_of& operator=(const recorded_forward_of&) = delete;
 };
 
 /// Clears the cache of autocast before and after a capture. Casts of a capture are hollow, and its calls must include all casts.

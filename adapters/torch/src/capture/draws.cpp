@@ -14,7 +14,6 @@
 #include <random>
 #include <utility>
 
-#include "../base/counted_draws.hpp"
 #include "../base/views.hpp"
 
 namespace remat::pytorch::detail {
@@ -25,7 +24,7 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 
 namespace {
 
-at::Tensor state_of(const at::Generator& like, std::uint64_t seed) {
+at::Tensor seeded(const at::Generator& like, std::uint64_t seed) {
   auto g = like.clone();
   g.set_current_seed(seed);
   return g.get_state();
@@ -34,7 +33,7 @@ at::Tensor state_of(const at::Generator& like, std::uint64_t seed) {
 /// A state of the generator that no program meets by chance.
 at::Tensor unlikely_state(const at::Generator& like) {
   std::random_device entropy;
-  return state_of(like, std::uint64_t{entropy()} << 32 | entropy());
+  return seeded(like, std::uint64_t{entropy()} << 32 | entropy());
 }
 
 /// The engine of the host's generator in state `state`.
@@ -89,21 +88,11 @@ draw_log::~draw_log() {
   set_state(advanced(start_, foreign_));
 }
 
-at::Tensor draw_log::state() {
-  std::lock_guard<std::mutex> lock(generator_.mutex());
-  return generator_.get_state();
-}
-
 bool draw_log::show() {
   if (!draws_.empty() || phases_.size() > 1 || !same_bytes(state(), phases_[0])) return false;
   phases_[0] = expected_ = start_;
   set_state(start_);
   return true;
-}
-
-void draw_log::set_state(const at::Tensor& s) {
-  std::lock_guard<std::mutex> lock(generator_.mutex());
-  generator_.set_state(s);
 }
 
 void draw_log::begin_phase() {
@@ -120,7 +109,7 @@ draw_origin draw_log::note(std::size_t call, const at::Tensor& before, at::Tenso
 }
 
 at::Tensor draw_log::pass(const at::Tensor& before, const std::string& equal) {
-  auto after = state_of(generator_, std::hash<std::string>()(equal + text_of(before)));
+  auto after = seeded(generator_, std::hash<std::string>()(equal + text_of(before)));
   set_state(after);
   return after;
 }

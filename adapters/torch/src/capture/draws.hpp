@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/generators.hpp"
 #include "trace.hpp"
 
 namespace remat::pytorch::detail {
@@ -49,8 +50,8 @@ class draw_log {
 
   const at::Generator& generator() const { return generator_; }
   /// The present state of the generator.
-  at::Tensor state();
-  void set_state(const at::Tensor& s);
+  at::Tensor state() const { return state_of(generator_); }
+  void set_state(const at::Tensor& s) const { pytorch::set_state(generator_, s); }
   /// Call this before the module reads the state. Before the first draw, the state becomes that of the user.
   /// @return true if it does
   bool show();

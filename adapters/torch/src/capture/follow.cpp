@@ -11,11 +11,10 @@
 #include "same_calls.hpp"
 
 namespace remat::pytorch::detail {
-namespace {
 
-follower* followed_by_thread() { return static_cast<follower*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2)); }
-
-}  // namespace
+follower* follower::of_thread() {
+  return static_cast<follower*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2));
+}
 
 recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(std::move(t)) {
   const auto& r = *recorded;
@@ -91,41 +90,6 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
     forget_caught();
   }
   return f->finish();
-}
-
-bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
-  auto* f = followed_by_thread();
-  if (f == nullptr || f->fresh() != nullptr) return false;
-  f->run(op, stack);
-  return true;
-}
-
-void leave_followed(const char* why) {
-  if (auto* f = followed_by_thread()) f->diverge(why);
-}
-
-const call_log* followed_log() { return followed_by_thread()->log(); }
-
-std::size_t followed_calls() { return followed_by_thread()->calls(); }
-
-std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
-                                                                                      bool all) {
-  return followed_by_thread()->writes(since, until, all);
-}
-
-bool has_followed_draws() {
-  const auto* f = followed_by_thread();
-  return f != nullptr && f->has_drawn();
-}
-
-bool is_followed() {
-  const auto* f = followed_by_thread();
-  return f != nullptr && f->fresh() == nullptr && !f->eager();
-}
-
-void read_by_follower(const at::Tensor& t, bool may_write) {
-  if (auto* f = followed_by_thread(); f != nullptr && !f->show(t, may_write))
-    f->diverge("the module reads the memory of a tensor directly");
 }
 
 }  // namespace remat::pytorch::detail

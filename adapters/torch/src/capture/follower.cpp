@@ -52,7 +52,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   if (backward_) return run_backward(op, stack);
   refuse();
   if (log_->filled()) return op.callBoxed(&stack);
-  if (log_->exposes() && touched(op, stack)) {
+  if (log_->uses_touched(op, stack)) {
     diverge(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
     return op.callBoxed(&stack);
   }
@@ -74,15 +74,14 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   }
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
-  for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
+  for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
   for (const auto at : c.numbers) numbers_.push_back(stack[first + static_cast<std::size_t>(at)].toDouble());
   if (c.draws) generator().draw(at_);
   for (std::size_t j = 0; j < positions.size(); ++j) take_value(tensor_in(recorded(), c.positions[j]), positions[j]);
   if (made) {
-    std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
-    stack.resize(first);
-    stack.insert(stack.end(), made->begin(), made->end());
-    for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, 0, r));
+    auto arguments = values_from(stack, first);
+    replace_from(stack, first, *made);
+    for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, r));
     log_->add(at_, op, std::move(arguments), std::move(*made), c.draws, true);
     ran_.push_back(true);
     ++at_;
@@ -93,12 +92,11 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
       diverge(op.schema().name() + " writes a constant that a call before it reads");
       return op.callBoxed(&stack);
     }
-    const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    const auto arguments = values_from(stack, first);
     const weights_there lent(arguments);
     op.callBoxed(&stack);
     meet_results(c, stack);
-    log_->add(at_, op, arguments, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, c.draws, true,
-              std::move(positions));
+    log_->add(at_, op, arguments, values_from(stack, first), c.draws, true, std::move(positions));
     ran_.push_back(true);
     ++at_;
     return;
@@ -108,16 +106,15 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     read_[o.view.value] = true;
     if (c.constant) continue;
     if (o.written) written_[o.view.value] = true;
-    if (o.written && recorded().storages[o.view.value].slot == none && has_memory(tensor_at(stack, first, o)))
-      log_->hide(tensor_at(stack, first, o).storage());  // was a constant until now
+    if (o.written && recorded().storages[o.view.value].slot == none && has_memory(tensor_at(stack, o, first)))
+      log_->hide(tensor_at(stack, o, first).storage());  // was a constant until now
   }
-  std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  auto arguments = values_from(stack, first);
   for (const auto& o : c.operands)
-    for (auto k = o.raised; k > 0; --k) tensor_at(arguments, 0, o).unsafeGetTensorImpl()->bump_version();
+    for (auto k = o.raised; k > 0; --k) tensor_at(arguments, o).unsafeGetTensorImpl()->bump_version();
   const bool moved = reshape(c, arguments);
   auto results = results_of(c, arguments);
-  stack.resize(first);
-  stack.insert(stack.end(), results.begin(), results.end());
+  replace_from(stack, first, results);
   if (!moved) log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
   ++at_;
 }
@@ -211,34 +208,34 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
   const auto masks = takes_masks(op);
   std::vector<at::Tensor> wanted;
   for (const auto& o : c.operands) {
-    const auto& t = tensor_at(stack, first, o);
+    const auto& t = tensor_at(stack, o, first);
     if (c.ahead || (o.at == masks && is_mask(t))) wanted.push_back(t);
   }
   const bool there = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     if (!c.ahead && o.at != masks) return true;
     const bool outside = recorded().storages[o.view.value].slot != none;
-    return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, first, o));
+    return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, o, first));
   });
   if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values" + not_ahead;
   if (c.ahead) {
-    made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    made = values_from(stack, first);
     const weights_there lent(*made);
     op.callBoxed(&*made);
   } else {
-    const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    const auto arguments = values_from(stack, first);
     for (const auto& m : wanted)
       for (const auto& list : positions_in(m, op, arguments)) positions.push_back(list);
   }
   for (const auto& t : wanted)
     if (const auto of = std::find_if(c.operands.begin(), c.operands.end(),
-                                     [&](const auto& o) { return tensor_at(stack, first, o).is_same(t); });
+                                     [&](const auto& o) { return tensor_at(stack, o, first).is_same(t); });
         !there && recorded().storages[of->view.value].slot == none)
       hide(storage_of(t));
   const auto fits = [&] {
     const auto& r = recorded();
     if (made)
       return std::all_of(call().results.begin(), call().results.end(), [&](const auto& x) {
-        const auto& t = tensor_at(*made, 0, x);
+        const auto& t = tensor_at(*made, x);
         return t.sizes() == at::IntArrayRef(x.view.sizes) && t.strides() == at::IntArrayRef(x.view.strides);
       });
     return positions.size() == call().positions.size() &&
@@ -289,17 +286,6 @@ bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
   return false;
 }
 
-bool follower::touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const {
-  const auto& arguments = op.schema().arguments();
-  bool found = false;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = arguments[i].alias_info();
-    each_tensor(stack[stack.size() - arguments.size() + i],
-                [&](const at::Tensor& t, int) { found = found || log_->is_touched(t, alias != nullptr && alias->isWrite()); });
-  }
-  return found;
-}
-
 bool follower::record_on(const std::string& why) {
   if (std::this_thread::get_id() != thread_) return false;
   for (const auto& [k, t] : late_)  // their versions before the forward are unknown
@@ -330,7 +316,7 @@ void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& 
   if (const char* why = differs(op, stack)) diverge(op.schema().name() + ": " + why);
   const auto& c = call();
   const auto first = stack.size() - c.arguments.size();
-  for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
+  for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
   if (!late_.empty()) diverge(op.schema().name() + ": another constant than planned");
   if (c.draws) generator().draw(at_);
   for (const auto& o : c.operands) written_[o.view.value] = written_[o.view.value] || o.written;
@@ -339,15 +325,13 @@ void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& 
     meet_results(c, stack);
   } else if (candidates_[current_].what->runs[at_]) {
     for (const auto& o : c.operands)
-      if (!has_memory(tensor_at(stack, first, o))) diverge(op.schema().name() + " asks for a number that is not there");
+      if (!has_memory(tensor_at(stack, o, first))) diverge(op.schema().name() + " asks for a number that is not there");
     op.callBoxed(&stack);
     meet_results(c, stack);
   } else {
-    const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+    const auto arguments = values_from(stack, first);
     reshape(c, arguments);
-    auto results = results_of(c, arguments);
-    stack.resize(first);
-    std::move(results.begin(), results.end(), std::back_inserter(stack));
+    replace_from(stack, first, results_of(c, arguments));
   }
   ++at_;
 }
@@ -375,16 +359,12 @@ std::optional<std::string> follower::unfinished(const std::vector<at::Tensor>& r
 bool follower::is_copy(std::size_t output, const at::Tensor& t) const {
   const auto& v = recorded().outputs[output];
   return recorded().tensors[recorded().output_tensors[output]] == none && t.has_storage() &&
-         live_[v.value].address() == storage_of(t) &&
-         t.storage_offset() * static_cast<bytes_t>(t.itemsize()) == v.offset + shift_[v.value] &&
+         live_[v.value].address() == storage_of(t) && byte_offset(t) == v.offset + shift_[v.value] &&
          t.sizes() == at::IntArrayRef(v.sizes) && t.strides() == at::IntArrayRef(v.strides) && t.scalar_type() == v.dtype;
 }
 
 void follower::reset_versions() const {
-  for (const auto& [t, version] : versions_) {
-    auto counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
-  }
+  for (const auto& [t, version] : versions_) set_version(t, version);
 }
 
 }  // namespace remat::pytorch::detail

@@ -109,23 +109,4 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
                                std::vector<at::Tensor> output_grads,
                                const std::function<void(std::vector<at::Tensor>)>& backward);
 
-/// Takes a call if this thread follows a forward or backward. @return true if it does
-bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
-/// Call this before the module reads the memory of a tensor directly. The forward runs eagerly from here on if the data cannot be
-/// shown otherwise.
-/// @param may_write the module may write the memory, too, now or later
-void read_by_follower(const at::Tensor& t, bool may_write);
-/// Calls of the forward that this thread follows so far, and their writes, for `calls_until_now` and `repeat_writes`.
-std::size_t followed_calls();
-std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
-                                                                                      bool all);
-/// Log of the forward that this thread follows.
-const call_log* followed_log();
-/// Runs the rest of this thread's forward eagerly.
-void leave_followed(const char* why);
-/// True if the forward of this thread has drawn numbers, and its kernels have not run.
-bool has_followed_draws();
-/// True if this thread follows a forward whose kernels have not run, and which is not recorded anew.
-bool is_followed();
-
 }  // namespace remat::pytorch::detail

@@ -44,7 +44,7 @@ void follower::bind(std::size_t id, const at::Tensor& t) {
 
 void follower::meet_results(const traced_call& c, const ::torch::jit::Stack& stack) {
   for (const auto& r : c.results) {
-    const auto& t = tensor_at(stack, stack.size() - c.op.schema().returns().size(), r);
+    const auto& t = tensor_at(stack, r, stack.size() - c.op.schema().returns().size());
     set(r.tensor, t);
     if (!live_[r.view.value]) live_[r.view.value] = t.storage().getWeakStorageImpl();
   }
@@ -100,8 +100,7 @@ const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const
   if (t.scalar_type() != v.dtype || t.sizes() != at::IntArrayRef(v.sizes) || t.strides() != at::IntArrayRef(v.strides) ||
       t.is_conj() != v.conj || t.is_neg() != v.neg)
     return "a tensor of another geometry than planned";
-  if (s && t.storage_offset() * static_cast<bytes_t>(t.itemsize()) != v.offset + shift_[v.value])
-    return "a tensor in another place than planned";
+  if (s && byte_offset(t) != v.offset + shift_[v.value]) return "a tensor in another place than planned";
   if (o.written && shared_ && recorded().storages[v.value].slot != none) return "a write to memory that two arguments may share";
   if (!known && recorded().tensors[o.tensor] != none) {
     const auto& slot = recorded().slots[recorded().tensors[o.tensor]];
@@ -171,7 +170,7 @@ bool follower::reshape(const traced_call& c, const std::vector<c10::IValue>& arg
   for (const auto& r : c.results)
     for (const auto& o : c.operands) {
       if (o.tensor != r.tensor || same_place(o.view, r.view)) continue;
-      const auto& t = tensor_at(arguments, 0, o);
+      const auto& t = tensor_at(arguments, o);
       if (log_) log_->replace({{t.unsafeGetTensorImpl(), another(t)}});
       t.unsafeGetTensorImpl()->set_sizes_and_strides(r.view.sizes, r.view.strides,
                                                      (r.view.offset + shift_[r.view.value]) / static_cast<bytes_t>(t.itemsize()));
@@ -188,7 +187,7 @@ std::vector<c10::IValue> follower::results_of(const traced_call& c, const std::v
     const auto& r = c.results[j++];
     if (tensors_[r.tensor])  // an operand
       for (const auto& o : c.operands)
-        if (o.tensor == r.tensor) return tensor_at(arguments, 0, o);
+        if (o.tensor == r.tensor) return tensor_at(arguments, o);
     const auto& value = recorded().storages[r.view.value];
     const auto there = live_[r.view.value].lock();
     const auto s = there ? c10::Storage(there) : hollow_storage(static_cast<std::size_t>(value.bytes), value.device);

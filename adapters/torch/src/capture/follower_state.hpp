@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/views.hpp"
 #include "call_log.hpp"
 #include "follower.hpp"
 #include "resumed_recording.hpp"
@@ -53,6 +54,14 @@ class follower final : public c10::DebugInfoBase {
   /// Follows the backward of a step.
   follower(const candidate& step, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& output_grads);
 
+  /// The follower of this thread; null: the thread follows no forward or backward.
+  static follower* of_thread();
+  /// The follower of this thread, if the kernels of its forward or backward have not run, and it is not recorded anew; else null.
+  static follower* at_work() {
+    auto* f = of_thread();
+    return f != nullptr && f->fresh() == nullptr && !f->eager() ? f : nullptr;
+  }
+
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
   /// Runs the rest eagerly.
@@ -70,14 +79,17 @@ class follower final : public c10::DebugInfoBase {
     refuse();
     if (!eager()) fill();
   }
-  /// Call this before the module reads the memory of a tensor.
-  /// @return true if it may
-  bool show(const at::Tensor& t, bool may_write);
+  /// Call this before the module reads the memory of a tensor directly. The forward runs eagerly from here on if the data cannot
+  /// be shown otherwise.
+  /// @param may_write the module may write the memory, too, now or later
+  void read(const at::Tensor& t, bool may_write) {
+    if (!show(t, may_write)) diverge("the module reads the memory of a tensor directly");
+  }
 
   bool has_drawn() const {
     const auto& calls = recorded().calls;
-    return !eager() && std::any_of(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(at_),
-                                   [](const auto& c) { return c.draws.has_value(); });
+    return std::any_of(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(at_),
+                       [](const auto& c) { return c.draws.has_value(); });
   }
 
   std::size_t calls() const { return at_; }
@@ -91,6 +103,9 @@ class follower final : public c10::DebugInfoBase {
   followed finish(std::vector<at::Tensor> returned);
 
  private:
+  /// Makes the data of a tensor available to the module, see `read`.
+  /// @return true if the module may read the memory
+  bool show(const at::Tensor& t, bool may_write);
   /// Runs the calls so far, instead of the plan.
   void fill() {
     log_->make_room();
@@ -114,7 +129,6 @@ class follower final : public c10::DebugInfoBase {
   bool keeps_read_memory(const std::vector<at::Tensor>& returned) const;
   /// True if the module holds or returns a constant without data.
   bool gives_constants(const std::vector<at::Tensor>& returned) const;
-  bool touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// No candidate makes the calls of this forward: tries to record it from here on. @return true if that works
   bool record_on(const std::string& why);
   std::unique_ptr<recorded_run> finish_recording(const std::vector<at::Tensor>& returned);
@@ -133,17 +147,12 @@ class follower final : public c10::DebugInfoBase {
   void locate(index_t storage, const at::Tensor& t, bytes_t recorded_at) {
     if (live_[storage]) return;
     live_[storage] = t.storage().getWeakStorageImpl();
-    shift_[storage] = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - recorded_at;
+    shift_[storage] = byte_offset(t) - recorded_at;
   }
   /// Notes the results of a call that has run.
   void meet_results(const traced_call& c, const ::torch::jit::Stack& stack);
   void set(std::size_t id, const at::Tensor& t) {
     tensors_[id] = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(t.getIntrusivePtr());
-  }
-
-  static const at::Tensor& tensor_at(const ::torch::jit::Stack& stack, std::size_t first, const traced_tensor& o) {
-    const auto& v = stack[first + static_cast<std::size_t>(o.at)];
-    return o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
   }
 
   /// @return how the call differs from the next call of the candidate; null: not at all

@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -13,18 +12,13 @@
 
 #include "../base/trim.hpp"
 #include "../program/operators.hpp"
+#include "lists.hpp"
 
 namespace remat::pytorch::detail {
 
-at::Tensor bytes_over(const c10::Storage& s) {
-  return at::empty({0}, at::TensorOptions(s.device()).dtype(at::kByte)).set_(s, 0, {static_cast<int64_t>(s.nbytes())}, {1});
-}
-
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options) {
   const auto bytes = at::detail::computeStorageNbytes(sizes, strides, options.dtype().itemsize());
-  const auto device = options.device();
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false);
-  return at::empty({0}, options).set_(storage, 0, sizes, strides);
+  return at::empty({0}, options).set_(storage_over(nullptr, bytes, options.device()), 0, sizes, strides);
 }
 
 at::Tensor tensor_over(const c10::Storage& s, const byte_view& v) {
@@ -40,8 +34,7 @@ at::Tensor tensor_over(const c10::Storage& s, const byte_view& v) {
 
 at::Tensor another(const at::Tensor& t) {
   return tensor_over(t.storage(),
-                     {none, t.sizes().vec(), t.strides().vec(), t.storage_offset() * static_cast<bytes_t>(t.itemsize()),
-                      t.scalar_type(), t.is_conj(), t.is_neg(), false});
+                     {none, t.sizes().vec(), t.strides().vec(), byte_offset(t), t.scalar_type(), t.is_conj(), t.is_neg(), false});
 }
 
 at::Tensor twin_of(const at::Tensor& t) {
@@ -51,9 +44,8 @@ at::Tensor twin_of(const at::Tensor& t) {
 }
 
 bool same_places(const at::Tensor& a, const at::Tensor& b) {
-  bool same = a.sizes() == b.sizes() && a.storage_offset() == b.storage_offset();
-  for (int64_t d = 0; d < a.dim() && same && a.numel() > 0; ++d) same = a.size(d) == 1 || a.stride(d) == b.stride(d);
-  return same;
+  return a.sizes() == b.sizes() && a.storage_offset() == b.storage_offset() &&
+         (a.numel() == 0 || same_strides(a.sizes(), a.strides(), b.strides()));
 }
 
 bool has_memory(const at::Tensor& t) {
@@ -101,13 +93,12 @@ void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::
   lent_memory memory;
   for (const auto& t : tensors) memory.fill(t);
   if (memory.filled_.empty()) return op.callBoxed(&stack);
-  const ::torch::jit::Stack again(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
-  const auto below = stack.size() - arguments;
+  const auto first = stack.size() - arguments;
+  const auto again = values_from(stack, first);
   try {
     op.callBoxed(&stack);
   } catch (const c10::Error&) {
-    stack.resize(below);
-    stack.insert(stack.end(), again.begin(), again.end());
+    replace_from(stack, first, again);
     for (const auto& t : tensors)
       if (std::any_of(memory.filled_.begin(), memory.filled_.end(), [&](const auto& s) { return s.is_alias_of(t.storage()); }))
         fill_plausibly(t);
@@ -131,8 +122,7 @@ std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors, c
   std::vector<at::Tensor> list;
   for (const auto& t : tensors) {
     const auto* like = detail::storage_of(t);
-    const auto made = storages.try_emplace(like, c10::Storage::use_byte_size_t(), like->nbytes(), c10::DataPtr(nullptr, on),
-                                           c10::GetAllocator(on.type()), true);
+    const auto made = storages.try_emplace(like, detail::empty_storage(like->nbytes(), on));
     list.push_back(at::empty({0}, at::TensorOptions(on).dtype(t.dtype()))
                        .set_(made.first->second, t.storage_offset(), t.sizes(), t.strides()));
   }

@@ -7,11 +7,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
 
 #include <remat/pytorch/program.hpp>
+
+#include "../base/views.hpp"
 
 namespace remat::pytorch::detail {
 
@@ -30,8 +33,6 @@ inline constexpr const char* not_ahead =
 
 inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
-/// A storage as a tensor of bytes, which shares its memory.
-at::Tensor bytes_over(const c10::Storage& s);
 inline at::Tensor bytes_of(const at::Tensor& t) { return bytes_over(t.storage()); }
 
 /// True if each element lies at the same place of its storage. Strides along dimensions of one element do not count.
@@ -57,6 +58,10 @@ inline bool known_to_python(const at::Tensor& t) { return t.unsafeGetTensorImpl(
 /// True if a backward writes `.grad` of this tensor.
 inline bool collects_gradient(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
 
+/// A storage without memory, which it may get later.
+inline c10::Storage empty_storage(std::size_t bytes, c10::Device on) {
+  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true};
+}
 /// A tensor of the given geometry whose storage owns no memory.
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options);
 

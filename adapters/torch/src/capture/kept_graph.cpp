@@ -74,18 +74,18 @@ class versions_after_forward {
     for (const auto& w : forward.written) {
       const auto id = tensor_in(forward, w.slot);
       if (id >= tensors.size() || !tensors[id].defined() || tensors[id].is_inference()) continue;
-      before_.emplace_back(tensors[id].unsafeGetTensorImpl()->version_counter(), tensors[id]._version());
-      before_.back().first.set_version(before_.back().second + w.forward);
+      before_.emplace_back(tensors[id], tensors[id]._version());
+      set_version(tensors[id], before_.back().second + w.forward);
     }
   }
   ~versions_after_forward() {
-    for (auto& [counter, version] : before_) counter.set_version(version);
+    for (const auto& [t, version] : before_) set_version(t, version);
   }
   versions_after_forward(const versions_after_forward&) = delete;
   versions_after_forward& operator=(const versions_after_forward&) = delete;
 
  private:
-  std::vector<std::pair<c10::VariableVersion, int64_t>> before_;
+  std::vector<std::pair<at::Tensor, int64_t>> before_;
 };
 
 graph_contents kept_graph::contents() const { return contents_of(outputs_, inputs_); }
@@ -153,7 +153,7 @@ trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<
   const as_recorded hollow(*this);
   const versions_after_forward written(f, hollow.tensors);
   recorder r(f, hollow.tensors, parameters);
-  trace ends;
+  trace_ends ends;
   {
     recording on(r);
     at::AutoGradMode grad_mode(true);

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -16,6 +15,7 @@
 #include <unordered_map>
 
 #include "../base/key.hpp"
+#include "../base/views.hpp"
 #include "../program/operators.hpp"
 #include "hollow.hpp"
 #include "meta_kernels.hpp"
@@ -48,10 +48,6 @@ bool add_argument(key& k, const c10::IValue& v) {
   return true;
 }
 
-/// A storage without memory.
-c10::Storage empty_storage(std::size_t bytes, c10::Device on) {
-  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true};
-}
 /// Dispatch keys of dense tensors on this device.
 c10::DispatchKeySet keys_on(c10::Device on) {
   return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, on));
@@ -200,20 +196,14 @@ std::optional<std::vector<c10::IValue>> arguments_on_meta(const traced_call& c, 
                                                           c10::Device here, std::vector<at::Tensor>& list) {
   const c10::Device meta(c10::kMeta);
   auto stack = c.arguments;
+  own_lists(stack);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& t = tensors[i];
     if (t.is_conj() || t.is_neg() || !t.has_storage()) return std::nullopt;
     auto twin = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), keys_on(meta), t.dtype());
     twin.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) twin.unsafeGetTensorImpl()->set_wrapped_number(true);
-    auto& argument = stack[static_cast<std::size_t>(c.operands[i].at)];
-    if (c.operands[i].element < 0) {
-      argument = twin;
-    } else {
-      auto elements = argument.toList().copy();
-      elements.set(static_cast<std::size_t>(c.operands[i].element), twin);
-      argument = elements;
-    }
+    put_tensor(stack, c.operands[i], twin);
     list.push_back(std::move(twin));
   }
   for (auto& argument : stack)

@@ -14,6 +14,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "../base/views.hpp"
 #include "../program/operators.hpp"
 
 namespace remat::pytorch::detail {
@@ -194,10 +195,8 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor&, const Tens
 
 /// A hollow tensor on the host: PyTorch chooses the library of a convolution by device.
 Tensor on_host(const Tensor& t) {
-  const c10::Storage empty(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::DataPtr(nullptr, c10::kCPU), nullptr,
-                           false);
-  auto other =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(empty), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
+  auto other = at::detail::make_tensor<c10::TensorImpl>(storage_over(nullptr, t.storage().nbytes(), c10::kCPU),
+                                                        c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
   other.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
   return other;
 }

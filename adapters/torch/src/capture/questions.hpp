@@ -6,7 +6,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <cstring>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "../base/views.hpp"
+#include "same_calls.hpp"
 #include "trace.hpp"
 
 namespace remat::pytorch::detail {
@@ -66,29 +66,21 @@ class recorded_questions final : public questions {
     for (const auto& [s, k] : sources_) {
       const auto& slot = tensors.step().slots[k];
       const auto& t = outside[s].tensor = slot.from == role::input ? inputs[slot.position] : tensors[k];
-      outside[s].shift = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - slot.offset;
+      outside[s].shift = byte_offset(t) - slot.offset;
       storages[s] = t.storage();
     }
     for (const auto& step : steps_) {
       auto stack = step.what.arguments;
-      for (auto& argument : stack)
-        if (argument.isList()) argument = c10::IValue(argument.toList().copy());
+      own_lists(stack);
       for (const auto& o : step.what.operands) {
         const auto s = o.view.value;
         const auto& from = outside[s];
-        const auto t = from.tensor.defined() && o.view.whole ? from.tensor : tensor_of(o.view, storages[s], from.shift);
-        auto& argument = stack[static_cast<std::size_t>(o.at)];
-        if (o.element < 0)
-          argument = t;
-        else
-          argument.toList().set(static_cast<std::size_t>(o.element), c10::IValue(t));
+        put_tensor(stack, o, from.tensor.defined() && o.view.whole ? from.tensor : tensor_of(o.view, storages[s], from.shift));
       }
       step.what.op.callBoxed(stack);
-      for (const auto& r : step.what.results) {
-        const auto t = result_of(stack, {r.at, r.element, none});
-        if (!storages[r.view.value]) storages[r.view.value] = t.storage();
-      }
-      if (step.answer && !same(*step.answer, stack)) return false;
+      for (const auto& r : step.what.results)
+        if (!storages[r.view.value]) storages[r.view.value] = tensor_at(stack, r).storage();
+      if (step.answer && !std::equal(step.answer->begin(), step.answer->end(), stack.begin(), stack.end(), same)) return false;
     }
     return true;
   }
@@ -99,16 +91,6 @@ class recorded_questions final : public questions {
     traced_call what;
     std::optional<std::vector<c10::IValue>> answer;
   };
-
-  static bool same(const std::vector<c10::IValue>& a, const std::vector<c10::IValue>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-      if (x.isDouble() && y.isDouble()) {  // bit by bit, because NaN does not equal itself
-        const double p = x.toDouble(), q = y.toDouble();
-        return std::memcmp(&p, &q, sizeof p) == 0;
-      }
-      return x.type()->kind() == y.type()->kind() && x == y;
-    });
-  }
 
   std::vector<entry> steps_;
   std::size_t storages_ = 0;

@@ -72,7 +72,7 @@ void pack_padded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   const auto in_steps = batch_first ? input.transpose(0, 1) : input;
   const auto on_host = at::TensorOptions(at::kLong);
   auto data = in_steps.flatten(0, 1).index_select(0, at::tensor(rows, on_host).to(input.device()));
-  stack->resize(stack->size() - op.schema().arguments().size());
+  ::torch::jit::drop(*stack, op.schema().arguments().size());
   stack->emplace_back(std::move(data));
   stack->emplace_back(at::tensor(sizes, on_host));
 }

@@ -172,7 +172,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
     for (auto* node : graph.code)
       if (const auto what = effect_of(*node); !what.empty()) throw cannot_capture(what);
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
-  trace ends;
+  trace_ends ends;
   try {
     ends = record_backward(r, std::exchange(outputs, {}), std::move(results), parameters, std::move(arguments), expected,
                            run != nullptr);
@@ -240,14 +240,13 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
     arguments.back() = r.stand_in(inputs[i], inputs[i].strides(), role::input, i);
     arguments.back().requires_grad_(inputs[i].requires_grad());
   }
-  recording on(r);
+  recording on(r, run);
   const at::AutoGradMode grad_mode(true);
   std::vector<at::Tensor> returned;
   {
     const c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({record_key, reader_key, guarded_key}));
-    std::optional<recorded_forward_of> here;
-    if (run != nullptr) here.emplace(*run);
     returned = r.insist([&] { return run == nullptr ? forward(arguments) : run->forward(r, forward, inputs); });
+    on.end_forward();
   }
   return rest(r, std::move(returned), inputs, std::exchange(arguments, {}), parameters, uses, before, run);
 }
@@ -278,7 +277,6 @@ struct resumed_recording::state {
   std::vector<at::Tensor> inputs, arguments;
   step_run run;
   std::optional<recording> on;
-  std::optional<recorded_forward_of> here;
 };
 
 resumed_recording::resumed_recording(std::unique_ptr<state> s) : state_(std::move(s)) {}
@@ -319,8 +317,7 @@ std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& 
   }
   s->r.began_with(versions);
   s->run.go_on(log);
-  s->on.emplace(s->r);
-  s->here.emplace(s->run);
+  s->on.emplace(s->r, &s->run);
   return std::unique_ptr<resumed_recording>(new resumed_recording(std::move(s)));
 }
 
@@ -341,7 +338,7 @@ void resumed_recording::stopped() {
 
 trace resumed_recording::finish(const std::vector<at::Tensor>& returned) {
   auto& s = *state_;
-  s.here.reset();
+  s.on->end_forward();
   s.run.returns(s.r, returned);
   const c10::DeviceGuard guard(s.r.device());
   const at::AutoGradMode grad_mode(true);

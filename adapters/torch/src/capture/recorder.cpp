@@ -270,8 +270,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     if (o.written && trace_.backward > 0) of_forward_[s] = false;
   }
   if (told && !c.draws) calculable_.push_back(trace_.calls.size());
-  if (ask && log_ == nullptr)
-    asked_.push_back({trace_.calls.size(), {stack.end() - static_cast<std::ptrdiff_t>(results), stack.end()}});
+  if (ask && log_ == nullptr) asked_.push_back({trace_.calls.size(), values_from(stack, stack.size() - results)});
   if (!masked) return trace_.calls.push_back(std::move(c));
   masked->results = c.results;
   masked->planned = std::make_shared<const traced_call>(std::move(c));

@@ -73,7 +73,7 @@ class recorder {
   ~recorder() {
     if (!draws_) return;
     abandon();
-    for (const auto& o : outside_) reset_version(o);
+    for (const auto& o : outside_) set_version(o.tensor, o.start);
   }
   /// Ends the recording, and restores what the operators wrote, except for versions.
   /// @return the origin of the state in which they left the generator
@@ -92,7 +92,6 @@ class recorder {
   }
   /// Sets how many references to each tensor are not those of the module.
   void set_references(std::unordered_map<const c10::TensorImpl*, std::size_t> counts) { references_ = std::move(counts); }
-  const std::string& maker_of(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].name; }
   void set_held(std::vector<std::size_t> held) { trace_.held = std::move(held); }
 
   /// Makes a tensor of the step that owns no memory: an input or the gradient of an output.
@@ -225,8 +224,6 @@ class recorder {
   /// to the places of one mask.
   static bool needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
-  static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
-
   /// Counts the writes to a tensor from outside.
   void watch(const at::Tensor& t, index_t slot) {
     if (!t.is_inference()) outside_.push_back({t, slot, version(t), 0});
@@ -350,10 +347,6 @@ class recorder {
     index_t slot;
     int64_t start, forward;  ///< versions
   };
-  static void reset_version(const written_outside& o) {
-    auto counter = o.tensor.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(o.start);
-  }
   std::vector<written_outside> outside_;
   std::unordered_map<c10::TensorImpl*, std::size_t> ids_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> met_;  ///< keeps addresses, not the memory

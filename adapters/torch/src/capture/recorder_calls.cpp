@@ -24,7 +24,7 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
       c.ahead = log_ != nullptr && trace_.backward == 0;  // the generator moves at once, as in eager mode
       if (!c.ahead) refuse(schema.name(), "draws from a generator other than the default one of " + device_.str());
     }
-    const auto* alias = schema.arguments()[i].alias_info();
+    const bool written = is_written(schema.arguments()[i]);
     each_tensor(argument, [&](const at::Tensor& t, int element) {
       check(schema.name(), t);
       if (trained_elsewhere(t)) {
@@ -33,10 +33,10 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
       } else if (!index_.count(storage_of(t))) {
         add_unknown(schema.name(), t);
       }
-      if (alias && alias->isWrite() && trained_.count(storage_of(t)))
+      if (written && trained_.count(storage_of(t)))
         refuse(schema.name(), "writes a tensor that requires a gradient and was made before the forward");
       const bool needs = again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
-      c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
+      c.operands.push_back({static_cast<int>(i), element, view_of(t), written, id_of(t), needs});
       tensors.push_back(t);
     });
     c.arguments.push_back(without_tensors(argument));
@@ -62,8 +62,7 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
     if (o.written)
       refuse(name, own.defined() ? "draws in place " + other : "writes what depends on values of the step, even its size");
   if (again.before != nullptr) {
-    stack.resize(first);
-    stack.insert(stack.end(), again.results->begin(), again.results->end());
+    replace_from(stack, first, *again.results);
   } else {
     const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
     if (!there && !run_ahead(tensors)) refuse(name, std::string("depends on values") + not_ahead);
@@ -98,8 +97,8 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
     c.told = c.told && told(tensors[i]);
   }
   if (masks.empty()) return std::nullopt;
-  const auto first = stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size());
-  std::vector<c10::IValue> arguments(first, stack.end());
+  const auto first = stack.size() - c.arguments.size();
+  auto arguments = values_from(stack, first);
   const bool flat = arguments[static_cast<std::size_t>(argument)].isTensor();
   const auto sizes = flat ? arguments[0].toTensor().sizes().vec() : std::vector<int64_t>();
   if (flat && at::infer_size(sizes, masks[0].sizes()) != sizes) return std::nullopt;
@@ -130,8 +129,7 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
     return p == positions_.end() ? nullptr : &p->lists;
   });
   if (!op) return std::nullopt;
-  stack.erase(first, stack.end());
-  stack.insert(stack.end(), arguments.begin(), arguments.end());
+  replace_from(stack, first, arguments);
   return op;
 }
 
@@ -187,14 +185,14 @@ void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& st
   if (std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; })) return;
   if (std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_memory(t); })) return;
   if (!tried_.insert(c.op.operator_name()).second) return;
-  ::torch::jit::Stack made_up(stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size()), stack.end());
+  auto made_up = values_from(stack, stack.size() - c.arguments.size());
   auto real = made_up;
   run_on_made_up(c, made_up, tensors);
   if (!run_ahead(tensors)) return;
   run_on_values(c, real, tensors);
   const auto in = [](const ::torch::jit::Stack& results) {
     std::vector<at::Tensor> list;
-    for (const auto& v : results) each_tensor(v, [&](const at::Tensor& t, int) { list.push_back(t); });
+    each_tensor(results, [&](const at::Tensor& t, int) { list.push_back(t); });
     return list;
   };
   const auto a = in(made_up), b = in(real);
@@ -263,8 +261,7 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
   if (key && !known)
     if (auto results = deduced(c, tensors); results && !looked_at(*results)) known = remember(*key, std::move(*results));
   if (known) {
-    stack.resize(first);
-    for (auto& result : known->over(tensors)) stack.push_back(std::move(result));
+    replace_from(stack, first, known->over(tensors));
     if (known->drew) drawn();
     return;
   }
@@ -274,14 +271,13 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     run_on_made_up(c, stack, tensors);
   if (seeded && !same_bytes(before, draws_->state())) drawn();
   if (!key || geometry_key(c, tensors) != key) return;
-  known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
+  known_results results(tensors, values_from(stack, first));
   results.drew = c.draws.has_value();
   if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
 }
 
 void recorder::repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again) {
-  stack.resize(first);
-  stack.insert(stack.end(), again.results->begin(), again.results->end());
+  replace_from(stack, first, *again.results);
   if (!again.before->draws) return;
   const auto before = draws_->state();
   const auto call = trace_.calls.size();

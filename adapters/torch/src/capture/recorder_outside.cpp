@@ -40,7 +40,7 @@ void recorder::note_versions() {
     const auto now = version(o.tensor);
     if (now == o.start) continue;
     trace_.written.push_back({o.slot, o.forward - o.start, now - o.forward});
-    reset_version(o);
+    set_version(o.tensor, o.start);
   }
 }
 

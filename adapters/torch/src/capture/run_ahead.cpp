@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../base/trim.hpp"
+#include "../base/views.hpp"
 #include "../program/operators.hpp"
 #include "call_log.hpp"
 #include "hollow.hpp"
@@ -17,10 +18,9 @@ namespace {
 /// Calls `f(storage)` for each tensor in a list of arguments or results.
 template <class F>
 void each_storage(const std::vector<c10::IValue>& list, F f) {
-  for (const auto& v : list)
-    each_tensor(v, [&](const at::Tensor& t, int) {
-      if (t.has_storage()) f(t.storage());
-    });
+  each_tensor(list, [&](const at::Tensor& t, int) {
+    if (t.has_storage()) f(t.storage());
+  });
 }
 
 /// True if the call only makes views, which do not depend on the contents of memory.
@@ -101,10 +101,9 @@ std::unordered_set<const c10::StorageImpl*> call_log::used_lately(const std::vec
 bool call_log::is_held(const known_storage& s) const {
   bool held = false;
   for (const auto i : s.results_of)
-    for (const auto& v : calls_[i].results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        held = held || (t.has_storage() && storage_of(t) == s.storage.unsafeGetStorageImpl() && held_by_python(t));
-      });
+    each_tensor(calls_[i].results, [&](const at::Tensor& t, int) {
+      held = held || (t.has_storage() && storage_of(t) == s.storage.unsafeGetStorageImpl() && held_by_python(t));
+    });
   return held;
 }
 
@@ -113,11 +112,8 @@ namespace {
 /// Calls `f(tensor)` for each operand that a call writes.
 template <class F>
 void each_written(const traced_call& c, const call_log::entry& e, F f) {
-  for (const auto& o : c.operands) {
-    if (!o.written) continue;
-    const auto& v = e.arguments[static_cast<std::size_t>(o.at)];
-    f(o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor());
-  }
+  for (const auto& o : c.operands)
+    if (o.written) f(tensor_at(e.arguments, o));
 }
 
 }  // namespace
@@ -295,10 +291,9 @@ void call_log::forget_ahead() {
 void call_log::give_back_constants(const std::vector<traced_call>& calls) {
   std::unordered_set<const c10::StorageImpl*> stay;  // held by the module, or filled by hand
   for (const auto& c : calls_)
-    for (const auto& v : c.results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        if (t.has_storage() && (makes_raw(c.op) || held_by_python(t))) stay.insert(storage_of(t));
-      });
+    each_tensor(c.results, [&](const at::Tensor& t, int) {
+      if (t.has_storage() && (makes_raw(c.op) || held_by_python(t))) stay.insert(storage_of(t));
+    });
   bytes_t freed = 0;
   for (const auto& c : calls_) {
     if (!c.done || !calls[c.call].constant) continue;

@@ -25,7 +25,7 @@ bool same(const c10::IValue& a, const c10::IValue& b) {
   if (a.isBool()) return b.isBool() && a.toBool() == b.toBool();
   if (a.isDouble()) {
     if (!b.isDouble()) return false;
-    const double x = a.toDouble(), y = b.toDouble();
+    const double x = a.toDouble(), y = b.toDouble();  // bit by bit, because NaN does not equal itself
     return std::memcmp(&x, &y, sizeof x) == 0;
   }
   if (a.isComplexDouble()) return b.isComplexDouble() && a.toComplexDouble() == b.toComplexDouble();

@@ -7,6 +7,8 @@
 #include <atomic>
 
 #include "../base/reason.hpp"
+#include "../base/views.hpp"
+#include "../program/operators.hpp"
 #include "follower.hpp"
 #include "recorder.hpp"
 
@@ -39,35 +41,32 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   if (eager()) return op.callBoxed(&stack);
   const auto n = op.schema().arguments().size(), results = op.schema().returns().size();
   const auto first = stack.size() - n;
-  std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
-  for (auto& a : arguments)
-    if (a.isList()) a = c10::IValue(a.toList().copy());
+  auto arguments = values_from(stack, first);
+  own_lists(arguments);
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // each with a tensor of its geometry before the call
-  bool touched = false, own_generator = false;
+  bool own_generator = false;
   for (std::size_t i = 0; i < n; ++i) {
-    const auto* alias = op.schema().arguments()[i].alias_info();
-    const bool writes = alias != nullptr && alias->isWrite();
     own_generator = own_generator || (arguments[i].isGenerator() && arguments[i].toGenerator().defined());
+    if (!is_written(op.schema().arguments()[i])) continue;
     each_tensor(arguments[i], [&](const at::Tensor& t, int) {
-      if (writes && t.has_storage()) written.emplace_back(t, another(t));
-      touched = touched || (log_->exposes() && log_->is_touched(t, writes));
+      if (t.has_storage()) written.emplace_back(t, another(t));
     });
   }
   try {
-    if (touched) r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
+    if (log_->uses_touched(op, stack))
+      r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
     if (own_generator && again_)
       r.refuse(op.schema().name(), "draws from a generator of its own, and the step will run once more");
     r.run(op, stack);
   } catch (const std::exception& e) {
     if (strict_) throw;  // an error of the recorder, or of a kernel on made-up numbers
-    stack.resize(first);
-    stack.insert(stack.end(), arguments.begin(), arguments.end());
+    replace_from(stack, first, arguments);
     diverge(r, message_of(e));
     return op.callBoxed(&stack);
   }
   if (numbers_) r.let_numbers_vary();
   const auto& c = r.calls().back();
-  std::vector<c10::IValue> made(stack.end() - static_cast<std::ptrdiff_t>(results), stack.end());
+  auto made = values_from(stack, stack.size() - results);
   if (c.results.empty() && results > 0) return;  // the result is a number
   std::erase_if(written, [](const auto& w) {
     const auto& [t, before] = w;
@@ -166,10 +165,7 @@ std::unordered_map<const c10::TensorImpl*, std::size_t> step_run::references() c
 }
 
 void step_run::finish_eagerly() {
-  for (const auto& [t, version] : versions_) {
-    auto counter = t.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
-  }
+  for (const auto& [t, version] : versions_) set_version(t, version);
   made_.clear();
   tensors_.clear();
   log_->fill();

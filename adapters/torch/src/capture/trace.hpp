@@ -78,15 +78,8 @@ struct summed_gradient {
   std::size_t tensor = 0;    ///< number of their sum, before autograd lays it out
 };
 
-/// A recorded step. Views and slots name storages of the trace.
-struct trace {
-  std::vector<slot> slots;
-  std::vector<content> constants;
-  std::vector<at::Tensor> found;   ///< tensors of the slots that are `role::found`
-  c10::Device device = c10::kCPU;  ///< where the step runs
-  std::vector<storage_value> storages;
-  std::vector<traced_call> calls;
-  std::size_t backward = 0;                     ///< first call after the forward
+/// Outputs and gradients of a recorded step. Views name storages of the trace.
+struct trace_ends {
   std::size_t accumulated = 0;                  ///< first call after autograd has the gradients
   std::optional<at::ScalarType> autocast = {};  ///< type of autocast in the backward, see `output_use`
   std::vector<index_t> parameters;
@@ -100,12 +93,24 @@ struct trace {
   std::vector<summed_gradient> parameter_sums, input_sums;
   std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without gradient are last
   std::vector<std::size_t> reached_edges,
-      input_edges;  ///< edges from all outputs to each parameter of `reached`, and to each input
+      input_edges;                          ///< edges from all outputs to each parameter of `reached`, and to each input
+  std::vector<std::size_t> output_tensors;  ///< number of the tensor, per output
+};
+
+/// A recorded step: its calls, and the ends, which stay empty until the step has ended. Views and slots name storages of the
+/// trace.
+struct trace : trace_ends {
+  std::vector<slot> slots;
+  std::vector<content> constants;
+  std::vector<at::Tensor> found;   ///< tensors of the slots that are `role::found`
+  c10::Device device = c10::kCPU;  ///< where the step runs
+  std::vector<storage_value> storages;
+  std::vector<traced_call> calls;
+  std::size_t backward = 0;  ///< first call after the forward
   draw_origin after_forward, after_backward;
   std::vector<written_tensor> written;
   std::shared_ptr<const questions> asked;
-  std::vector<index_t> tensors;             ///< slot of each tensor; none: a call made it
-  std::vector<std::size_t> output_tensors;  ///< number of the tensor, per output
+  std::vector<index_t> tensors;  ///< slot of each tensor; none: a call made it
   forward_end forward;
   std::vector<std::size_t> held;  ///< numbers of other tensors that Python holds at the end of the forward, ascending
 };

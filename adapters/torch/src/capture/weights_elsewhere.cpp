@@ -93,14 +93,13 @@ weights_elsewhere::disguise::~disguise() {
 
 weights_there::weights_there(const std::vector<c10::IValue>& arguments) {
   if (worn == nullptr) return;
-  for (const auto& v : arguments)
-    each_tensor(v, [&](const at::Tensor& t, int) {
-      if (!t.has_storage() || t.storage().nbytes() == 0 || t.is_cpu()) return;
-      const auto* s = storage_of(t);
-      for (const auto* d = worn; d != nullptr; d = d->before_)
-        for (const auto& h : d->hidden_)
-          if (const auto& hollow = d->of_.entries_[h.at].hollow; storage_of(hollow) == s) lend(hollow, h.data, lent_);
-    });
+  each_tensor(arguments, [&](const at::Tensor& t, int) {
+    if (!t.has_storage() || t.storage().nbytes() == 0 || t.is_cpu()) return;
+    const auto* s = storage_of(t);
+    for (const auto* d = worn; d != nullptr; d = d->before_)
+      for (const auto& h : d->hidden_)
+        if (const auto& hollow = d->of_.entries_[h.at].hollow; storage_of(hollow) == s) lend(hollow, h.data, lent_);
+  });
 }
 
 weights_there::~weights_there() { take_back(lent_); }

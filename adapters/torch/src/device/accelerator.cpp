@@ -21,6 +21,7 @@
 
 #include <remat/pytorch/memory.hpp>
 
+#include "../base/generators.hpp"
 #include "../base/views.hpp"
 #include "allocator.hpp"
 #include "backend.hpp"
@@ -133,16 +134,8 @@ class accelerator final : public device {
   tier& memory() override { return memory_; }
   bool can_place() const override { return shared_->of.can_place(); }
   std::unique_ptr<placement> place() override { return std::make_unique<device_placement>(shared_); }
-  std::shared_ptr<const random_state> random() const override {
-    auto g = generator();
-    std::lock_guard lock(g.mutex());
-    return std::make_shared<drawn>(g.get_state());
-  }
-  void random(const random_state& state) override {
-    auto g = generator();
-    std::lock_guard lock(g.mutex());
-    g.set_state(dynamic_cast<const drawn&>(state).state);
-  }
+  std::shared_ptr<const random_state> random() const override { return std::make_shared<drawn>(state_of(generator())); }
+  void random(const random_state& state) override { set_state(generator(), dynamic_cast<const drawn&>(state).state); }
   ticket mark() override {
     const c10::DeviceGuard guard(shared_->on);
     return std::make_shared<stream_event>(shared_->events, shared_->kernels(), "kernels on " + shared_->on.str());

@@ -239,7 +239,6 @@ std::optional<char*> planned_allocations::place(bytes_t bytes) {
   }
   strayed_ = true;
   ++unplanned_;
-  unplanned_bytes_ += bytes;
   return std::nullopt;
 }
 

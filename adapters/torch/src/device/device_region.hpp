@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/views.hpp"
 #include "allocator.hpp"
 #include "backend.hpp"
 #include "stream_events.hpp"
@@ -59,9 +60,7 @@ struct accelerator_state {
     view(to, to_device, bytes).copy_(view(const_cast<void*>(from), from_device, bytes), true);
   }
   static at::Tensor view(void* data, c10::Device device, bytes_t bytes) {
-    const c10::Storage s(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes), c10::DataPtr(data, device), nullptr,
-                         false);
-    return tensor_of({none, {bytes}, {1}, 0, at::kByte}, s);
+    return bytes_over(storage_over(data, static_cast<std::size_t>(bytes), device));
   }
 
   struct copy_in_flight {
@@ -144,8 +143,6 @@ class device_region final : public region {
   char* data() const override { return static_cast<char*>(memory_.get()); }
   c10::Device on() const override { return pinned_ ? c10::Device(c10::kCPU) : shared_->on; }
   bytes_t bytes() const override { return bytes_; }
-  bytes_t resident() const override { return bytes_; }
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
   void read(char* to, bytes_t offset, bytes_t bytes) const override { copy_now(to, c10::kCPU, data() + offset, on(), bytes); }
   void write(const char* from, bytes_t offset, bytes_t bytes) override {
     copy_now(data() + offset, on(), from, c10::kCPU, bytes);

@@ -10,6 +10,7 @@
 
 #include "../base/clock.hpp"
 #include "../base/hooks.hpp"
+#include "../base/views.hpp"
 #include "file.hpp"
 #include "home.hpp"
 
@@ -78,8 +79,6 @@ class memory_of_caller final : public region {
   }
   c10::Device on() const override { return storage_.device(); }
   bytes_t bytes() const override { return static_cast<bytes_t>(storage_.nbytes()); }
-  bytes_t resident() const override { return bytes(); }
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
 
   void read(char* to, bytes_t offset, bytes_t bytes) const override {
     const auto* part = part_of(storage_);
@@ -137,8 +136,7 @@ copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& w
   if (cold) disk::evict(sample);
   const auto here = d.memory().reserve(largest);
   const auto fetch = [&](const at::Tensor& t, bytes_t bytes) {
-    const auto offset = t.storage_offset() * static_cast<bytes_t>(t.itemsize());
-    return in.copy({here, 0, bytes}, home_of(t, offset, bytes, cold));
+    return in.copy({here, 0, bytes}, home_of(t, byte_offset(t), bytes, cold));
   };
   const auto fetch_all = [&] {  // one after another, as in a step
     std::vector<ticket> done;

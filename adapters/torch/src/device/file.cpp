@@ -48,8 +48,6 @@ class region_of_file final : public region {
 
   char* data() const override { return nullptr; }
   bytes_t bytes() const override { return bytes_; }
-  bytes_t resident() const override { return bytes_; }
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
   int number() const { return file_.number(); }
   /// Reads through another descriptor of the same file.
   void read_by(int number, char* to, bytes_t offset, bytes_t bytes) const {
@@ -121,8 +119,6 @@ class mapped_file final : public mapped_region {
 
   char* data() const override { return pages_; }
   bytes_t bytes() const override { return file_.bytes(); }
-  bytes_t resident() const override { return file_.resident(); }
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
   void read(char* to, bytes_t offset, bytes_t bytes) const override { file_.read(to, offset, bytes); }
   void write(const char* from, bytes_t offset, bytes_t bytes) override { file_.write(from, offset, bytes); }
 

@@ -16,6 +16,7 @@
 #include <remat/pytorch/memory.hpp>
 
 #include "../base/clock.hpp"
+#include "../base/views.hpp"
 #include "accelerator.hpp"
 #include "home.hpp"
 #include "tier.hpp"
@@ -167,14 +168,9 @@ class host final : public device {
   double seconds(const ticket& from, const ticket& to) override {
     return std::chrono::duration<double>(dynamic_cast<const moment&>(*to).when - dynamic_cast<const moment&>(*from).when).count();
   }
-  void enter(region&) override {}
-  bool warm() const override { return true; }
-  void warm_up() override {}
-  bytes_t workspaces() const override { return 0; }
   void reset_peak() override { meter::reset_peak(); }
   bytes_t free_bytes() const override { return max_bytes; }
   bytes_t total_bytes() const override { return max_bytes; }
-  void empty_cache() override {}
 
  private:
   struct drawn final : random_state {
@@ -242,10 +238,7 @@ interference measure_interference(device& d, const far_memory& far, const copy_r
   constexpr int runs = 8;
   const c10::NoGradGuard no_grad;
   const auto near_by = d.memory().reserve(3 * sample), beyond = far.memory->reserve(2 * sample);
-  const auto part = [&](bytes_t k) {
-    return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(d.which()))
-        .set_(storage_in(near_by, k * sample, sample), 0, {sample}, {1});
-  };
+  const auto part = [&](bytes_t k) { return bytes_over(storage_in(near_by, k * sample, sample)); };
   const auto from = part(0).zero_();
   auto to = part(1);
   const auto seconds_of_kernel = [&] {

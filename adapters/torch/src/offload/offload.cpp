@@ -10,6 +10,7 @@
 #include <remat/pytorch/offload.hpp>
 
 #include "../base/trim.hpp"
+#include "../base/views.hpp"
 #include "../device/home.hpp"
 #include "arrival.hpp"
 
@@ -34,13 +35,6 @@ std::vector<std::vector<at::Tensor>> sharing(const ::torch::nn::Module& module) 
   return found;
 }
 
-/// The whole storage of `t`, as bytes.
-at::Tensor bytes_around(const at::Tensor& t) {
-  const auto& memory = t.storage();
-  return at::empty({0}, at::TensorOptions(t.device()).dtype(at::kByte))
-      .set_(memory, 0, {static_cast<std::int64_t>(memory.nbytes())}, {1});
-}
-
 void rebase(const std::vector<at::Tensor>& tensors, const at::Tensor& memory) {
   for (auto t : tensors)
     t.set_data(at::empty({0}, t.options().requires_grad(false).device(memory.device()))
@@ -53,7 +47,7 @@ void move_weights(::torch::nn::Module& module, disk& to) {
   std::vector<std::vector<at::Tensor>> found;
   std::vector<at::Tensor> bytes;
   for (auto& tensors : sharing(module))
-    if (auto all = bytes_around(tensors.front()); movable(all) && !to.holds(all)) {
+    if (auto all = bytes_over(tensors.front().storage()); movable(all) && !to.holds(all)) {
       found.push_back(std::move(tensors));
       bytes.push_back(std::move(all));
     }
@@ -69,7 +63,7 @@ void move_weights(::torch::nn::Module& module, disk& to) {
 
 void bring_back_weights(::torch::nn::Module& module) {
   for (const auto& tensors : sharing(module))
-    if (const auto all = bytes_around(tensors.front()); on_a_disk(all)) rebase(tensors, all.clone());
+    if (const auto all = bytes_over(tensors.front().storage()); on_a_disk(all)) rebase(tensors, all.clone());
 }
 
 void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near) {
@@ -87,8 +81,8 @@ void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near) {
   bytes_t at = 0;
   for (const auto& [memory, tensors] : by_memory) {
     const auto bytes = bytes_of(tensors);
-    const auto there = at::empty({0}, at::kByte).set_(storage_in(all, at, bytes), 0, {bytes}, {1});
-    there.copy_(bytes_around(tensors.front()));
+    const auto there = bytes_over(storage_in(all, at, bytes));
+    there.copy_(bytes_over(tensors.front().storage()));
     rebase(tensors, there);
     at += allocated_bytes(near, bytes);
   }

@@ -27,8 +27,7 @@ class call_tensors {
   double bytes() const {
     std::set<index_t> read, written;
     for (const auto& o : call_.operands) {
-      const auto* alias = call_.op.schema().arguments()[static_cast<std::size_t>(o.at)].alias_info();
-      const bool writes = alias != nullptr && alias->isWrite();
+      const bool writes = is_written(call_.op.schema().arguments()[static_cast<std::size_t>(o.at)]);
       if (writes) written.insert(o.view);
       if (!writes || !overwrites(call_.op)) read.insert(o.view);
     }

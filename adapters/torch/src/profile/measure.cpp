@@ -40,25 +40,26 @@ bool equal(const allocation_script& a, const allocation_script& b) {
   return a.events == b.events && std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(), same);
 }
 
+/// True if the recomputation of the node differs from its first run.
+bool is_twofold(const node& n) {
+  return std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
+}
+
 node_profile measure(const program& step, const node& n, double seconds) {
   node_profile p;
   if (n.calls.empty()) return p;
   node_bench b(step, n);
   recording* const no_scope = nullptr;
-  const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
   b.warm_up([&] { b.run(false, no_scope); });
-  bytes_t workspace = 0;
-  auto record = [&](bool again) {
-    const auto earlier = b.script(again, &workspace);
-    p.workspace = std::max(p.workspace, workspace);
-    auto s = b.script(again, &workspace);
-    p.workspace = std::max(p.workspace, workspace);
+  const auto record = [&](bool again) {
+    const auto earlier = b.script(again, p.workspace);
+    auto s = b.script(again, p.workspace);
     s.stable = equal(earlier, s);
     return s;
   };
   p.first = record(false);
-  if (twofold) b.run(true, no_scope);
-  p.again = twofold ? record(true) : p.first;
+  if (is_twofold(n)) b.run(true, no_scope);
+  p.again = is_twofold(n) ? record(true) : p.first;
   p.seconds = b.seconds(p.first, seconds, p.elsewhere, p.undisturbed);
   // Threads may overlap in ways that the measurement did not show.
   p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + node_bench::little);
@@ -128,16 +129,13 @@ node_profile profile_like(const program& step, const node& n, const program& oth
     return p;
   }
   node_bench b(step, n);
-  bytes_t workspace = 0;
-  auto record = [&](bool again) {
-    b.warm_up([&] { b.script(again, nullptr); });
-    auto s = b.script(again, &workspace);
-    p.workspace = std::max(p.workspace, workspace);
-    return s;
+  const auto record = [&](bool again) {
+    bytes_t of_first_run = 0;
+    b.warm_up([&] { b.script(again, of_first_run); });
+    return b.script(again, p.workspace);
   };
   p.first = record(false);
-  const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
-  p.again = twofold ? record(true) : p.first;
+  p.again = is_twofold(n) ? record(true) : p.first;
   p.first.stable = like.first.stable;
   p.again.stable = like.again.stable;
   return p;

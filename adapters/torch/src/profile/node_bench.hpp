@@ -80,19 +80,15 @@ class node_bench {
     clear();
     refresh();
     double seconds = 0;
-    for (const auto& c : node_.calls) {
-      auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
-      at::AutoGradMode grad_mode(c.grad_mode);
-      wait_for_kernels();
-      if (scope) scope->start();
-      const stopwatch watch;
-      c.op.callBoxed(stack);
-      wait_for_kernels();
-      seconds += watch.seconds();
-      undisturbed_ = undisturbed_ && watch.undisturbed();
-      if (scope) scope->stop();
-      take_results(c, stack);
-    }
+    for (const auto& c : node_.calls)
+      call_within(c, again, scope, [&](auto& stack) {
+        wait_for_kernels();
+        const stopwatch watch;
+        c.op.callBoxed(stack);
+        wait_for_kernels();
+        seconds += watch.seconds();
+        undisturbed_ = undisturbed_ && watch.undisturbed();
+      });
     return seconds;
   }
 
@@ -151,7 +147,7 @@ class node_bench {
       for (int k = 0; k < runs; ++k) {
         clear();
         planned.plan(plan);
-        call_all(planned);
+        for (const auto& c : node_.calls) call_within(c, false, &planned, [&](auto& stack) { c.op.callBoxed(stack); });
       }
       shortest = std::min(shortest, on_.seconds(begin, on_.mark_time()) / runs);
     }
@@ -159,7 +155,10 @@ class node_bench {
     return shortest;
   }
 
-  allocation_script script(bool again, bytes_t* workspace) {
+  /// Runs the calls once, and records their allocations.
+  /// @param again     the run is a recomputation
+  /// @param workspace raised to the peak of the memory that kernels take besides the results, bytes, if that is higher
+  allocation_script script(bool again, bytes_t& workspace) {
     recording record(on_.which());
     const bool told = on_.can_place();
     if (!told) on_.reset_peak();
@@ -167,7 +166,7 @@ class node_bench {
     allocation_script s;
     if (!told) {  // the allocator does not report allocations, so its peak has to do
       const auto use = on_.use();
-      if (workspace != nullptr) *workspace = std::max<bytes_t>(0, use.peak - use.live);
+      workspace = std::max(workspace, use.peak - use.live);
       return s;
     }
     s.events = record.events();
@@ -185,26 +184,29 @@ class node_bench {
       s.blocks.push_back(block);
     }
     for (auto c : change) peak = std::max(peak, live += c);
-    if (workspace != nullptr) *workspace = std::max<bytes_t>(0, peak - kept);
+    workspace = std::max(workspace, peak - kept);
     return s;
   }
 
  private:
-  void call_all(placement& planned) {
-    for (const auto& c : node_.calls) {
-      auto stack = stack_of(c, false, [&](index_t v) { return operand_of(v); });
-      const at::AutoGradMode grad_mode(c.grad_mode);
-      planned.start();
-      c.op.callBoxed(stack);
-      planned.stop();
-      take_results(c, stack);
-    }
+  /// Makes one call.
+  /// @param again the call is a recomputation
+  /// @param scope a recording or planned allocations, active during `run` alone; null: none
+  /// @param run   runs the operator on the stack of its arguments
+  template <class Scope, class F>
+  void call_within(const call& c, bool again, Scope* scope, F run) {
+    auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
+    const at::AutoGradMode grad_mode(c.grad_mode);
+    if (scope) scope->start();
+    run(stack);
+    if (scope) scope->stop();
+    take_results(c, stack);
   }
   /// @throws cannot_capture if the results have another geometry than recorded
   void take_results(const call& c, const ::torch::jit::Stack& stack) {
     for (const auto& r : c.results) {
       const auto& view = step_.views[r.view];
-      const auto t = result_of(stack, r);
+      const auto& t = tensor_at(stack, r);
       if (t.sizes() != at::IntArrayRef(view.sizes) || !same_strides(t.sizes(), t.strides(), view.strides)) {
         distrust_results(c.op);
         detail::forget_results();
@@ -227,8 +229,7 @@ class node_bench {
     written_.clear();
     for (const auto& [old, fresh] : node_.overwrites) {
       if (!storage_.count(fresh)) continue;
-      const auto bytes = static_cast<int64_t>(storage_.at(fresh).nbytes());
-      const auto all = tensor_of({none, {bytes}, {1}, 0, at::kByte}, storage_.at(fresh));
+      const auto all = bytes_over(storage_.at(fresh));
       written_.emplace_back(all, all.clone());
     }
   }

@@ -31,7 +31,7 @@ std::map<index_t, c10::Storage> made_by(const program& step, const node& n) {
     auto stack = stack_of(c, false, tensor);
     at::AutoGradMode grad_mode(c.grad_mode);
     c.op.callBoxed(stack);
-    for (const auto& r : c.results) made.insert_or_assign(step.views[r.view].value, result_of(stack, r).storage());
+    for (const auto& r : c.results) made.insert_or_assign(step.views[r.view].value, tensor_at(stack, r).storage());
   }
   return made;
 }

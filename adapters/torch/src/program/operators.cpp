@@ -60,8 +60,7 @@ bool may_draw(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondete
 
 bool is_view(const c10::OperatorHandle& op) {
   const auto& s = op.schema();
-  for (const auto& a : s.arguments())
-    if (a.alias_info() && a.alias_info()->isWrite()) return false;
+  if (std::any_of(s.arguments().begin(), s.arguments().end(), is_written)) return false;
   return !s.returns().empty() && s.returns()[0].alias_info() && s.name() != "aten::lift_fresh";  // lift_fresh marks a constant
 }
 

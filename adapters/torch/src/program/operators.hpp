@@ -34,6 +34,8 @@ struct operator_facts {
 const operator_facts& facts(const std::string& name);
 inline const operator_facts& facts(const c10::OperatorHandle& op) { return facts(op.schema().name()); }
 
+/// True if the schema says that a call writes this argument.
+inline bool is_written(const c10::Argument& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); }
 /// An operator of PyTorch itself.
 bool is_native(const c10::OperatorHandle& op);
 /// May draw from a generator.

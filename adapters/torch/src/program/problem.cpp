@@ -9,6 +9,7 @@
 
 #include <remat/pytorch/program.hpp>
 
+#include "edit.hpp"
 #include "effects.hpp"
 #include "operators.hpp"
 
@@ -20,8 +21,7 @@ namespace {
 bool writes_argument(const call& c, int argument) {
   const auto& a = c.op.schema().arguments().at(static_cast<std::size_t>(argument));
   const auto& hidden = facts(c.op).writes;
-  return (a.alias_info() != nullptr && a.alias_info()->isWrite()) ||
-         std::find(hidden.begin(), hidden.end(), a.name()) != hidden.end();
+  return is_written(a) || std::find(hidden.begin(), hidden.end(), a.name()) != hidden.end();
 }
 
 }  // namespace
@@ -43,9 +43,7 @@ std::vector<bool> fetchable(const program& step) {
       for (const auto& o : c.operands)
         if (writes_argument(c, o.at)) can[step.views[o.view].value] = false;
   }
-  for (const auto* views : {&step.outputs, &step.parameter_grads, &step.input_grads})
-    for (auto v : *views)
-      if (v != none) can[step.views[v].value] = false;
+  for (auto v : handed_out(step)) can[v] = false;
   return can;
 }
 

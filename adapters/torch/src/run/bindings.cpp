@@ -23,8 +23,6 @@ at::Tensor constant_in(const std::shared_ptr<const program>& step, index_t k) {
   return t;
 }
 
-bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
-
 bool of_step(role r) { return r == role::input || r == role::gradient || r == role::output_grad; }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <array>
 #include <cstddef>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include <remat/pytorch/device.hpp>
+
+#include "../base/reason.hpp"
 
 namespace remat::pytorch {
 
@@ -66,24 +69,18 @@ class step_graphs {
   }
   template <class F>
   std::unique_ptr<replayable> captured(const F& work) {
-    struct flag {
-      bool& on;
-      explicit flag(bool& b) : on(b) { on = true; }
-      ~flag() { on = false; }
-    } const now(capturing_);
+    capturing_ = true;
+    const auto ended = c10::make_scope_exit([&] { capturing_ = false; });
     operator_ = nullptr;
     try {
       auto made = on_.capture(work);
       if (made->extra_bytes() == 0) return made;
       refuse("its operators allocate " + std::to_string(made->extra_bytes()) + " bytes outside of the plan");
-    } catch (const c10::Error& e) {
-      fail(e.what_without_backtrace());
     } catch (const std::exception& e) {
-      fail(e.what());
+      refuse((operator_ != nullptr ? *operator_ + ": " : "") + reason_of(e));
     }
     return nullptr;
   }
-  void fail(const std::string& why) { refuse((operator_ != nullptr ? *operator_ + ": " : "") + why.substr(0, why.find('\n'))); }
 
   device& on_;
   std::vector<std::unique_ptr<replayable>> graphs_;  ///< by first step

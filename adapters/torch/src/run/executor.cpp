@@ -82,11 +82,7 @@ void executor::leave_gradients_only() {
       kept.emplace_back(data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
   state_->memory->discard_except(std::move(kept));
 }
-bool executor::owns(const at::Tensor& t) const {
-  const auto* data = static_cast<const char*>(t.storage().data());
-  const auto& m = *state_->memory;
-  return m.data() <= data && data < m.data() + m.bytes();
-}
+bool executor::owns(const at::Tensor& t) const { return state_->memory->holds(t.storage().data()); }
 void executor::move_out(const c10::Storage& storage) const {
   const c10::DeviceGuard guard(state_->on.which());
   const at::NoGradGuard no_grad;
@@ -97,9 +93,7 @@ const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const std::shared_ptr<region>& executor::arena() const { return state_->memory; }
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
-bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }
 double executor::waited_seconds() const { return state_->waited; }
-std::size_t executor::made_contiguous() const { return state_->contiguous; }
 std::size_t executor::held_gifts() const { return state_->held_gifts; }
 
 }  // namespace remat::pytorch

@@ -140,8 +140,6 @@ struct executor::state {
   void put(const socket& x, const at::Tensor& t);
   void empty(const location& l);
 
-  static int64_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.itemsize()); }
-
   /// Takes other tensors of the module. Argument lists drop the old tensors, whose gradients may lie in the arena.
   void use(const bindings& now);
   /// Puts the tensor of slot `k` into its sockets, if the tensor or its memory has changed.
@@ -281,7 +279,6 @@ struct executor::state {
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< of the last forward
-  std::size_t contiguous = 0;
   std::atomic<std::size_t> held_gifts = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< cache during `prepare_all`
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< likewise, by buffer and view

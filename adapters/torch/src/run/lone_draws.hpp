@@ -4,16 +4,16 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <remat/pytorch/executor.hpp>
 
-#include "../base/counted_draws.hpp"
+#include "../base/generators.hpp"
 
 namespace remat::pytorch {
 
@@ -37,7 +37,7 @@ class lone_draws {
     auto& s = seen_[which];
     for (int tries = 0;; ++tries) {
       start();
-      s.start = now();
+      s.start = state_of(generator());
       work();
       s.count = count(n, s.start);
       if (!s.alone || s.count <= *s.alone) break;
@@ -50,12 +50,9 @@ class lone_draws {
   template <class S, class F>
   void again(const node& n, index_t which, const S& start, const F& work, bool repeatable) {
     auto& s = seen_[which];
-    struct restored {
-      lone_draws& all;
-      at::Tensor before;
-      std::uint64_t foreign = 0;
-      ~restored() { all.set(after_counted_draws(all.generator(), before, foreign)); }
-    } later{*this, now()};
+    std::uint64_t foreign = 0;
+    const auto restored = c10::make_scope_exit(
+        [&, before = state_of(generator())] { set_state(generator(), after_counted_draws(generator(), before, foreign)); });
     for (int tries = 0;; ++tries) {
       start();
       work();
@@ -65,7 +62,7 @@ class lone_draws {
         s.alone = drawn;
         give_up_unless(false, n);
       }
-      later.foreign += drawn - s.count;
+      foreign += drawn - s.count;
       give_up_unless(repeatable && tries < most, n);
     }
   }
@@ -79,18 +76,8 @@ class lone_draws {
   };
 
   at::Generator generator() const { return at::globalContext().defaultGenerator(on_); }
-  at::Tensor now() const {
-    auto g = generator();
-    const std::lock_guard lock(g.mutex());
-    return g.get_state();
-  }
-  void set(const at::Tensor& state) const {
-    auto g = generator();
-    const std::lock_guard lock(g.mutex());
-    g.set_state(state);
-  }
   std::uint64_t count(const node& n, const at::Tensor& from) const {
-    const auto drawn = counted_draws(generator(), from, now());
+    const auto drawn = counted_draws(generator(), from, state_of(generator()));
     give_up_unless(drawn.has_value(), n);
     return *drawn;
   }

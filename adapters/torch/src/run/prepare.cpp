@@ -136,9 +136,7 @@ bool executor::state::left_out(const call& c, int argument) {
 
 c10::Storage executor::state::storage_in_place(index_t b, c10::Device device) {
   auto& s = storages[b];
-  if (!s)
-    s = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[b].bytes),
-                     c10::DataPtr(address(b), device), nullptr, false);
+  if (!s) s = storage_over(address(b), static_cast<std::size_t>(data.buffers[b].bytes), device);
   return *s;
 }
 
@@ -172,13 +170,7 @@ void executor::state::fill(const location& l, const c10::Storage& s, const at::T
   }
 }
 
-void executor::state::put(const socket& x, const at::Tensor& t) {
-  auto& argument = steps[x.step].calls[x.call].stack[static_cast<std::size_t>(x.at.at)];
-  if (x.at.element < 0)
-    argument = t;
-  else
-    argument.toList().set(static_cast<std::size_t>(x.at.element), c10::IValue(t));
-}
+void executor::state::put(const socket& x, const at::Tensor& t) { put_tensor(steps[x.step].calls[x.call].stack, x.at, t); }
 
 void executor::state::empty(const location& l) {
   const auto found = sockets.find(outer(l));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the operations of a plan: draws, graphs, calls of kernels.
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include "../program/operators.hpp"
 #include "executor_state.hpp"
@@ -24,7 +25,7 @@ void executor::state::go_to(const generator_origin& origin) const {
     case generator_origin::backward:
       return on.random(*phases[1]);
     case generator_origin::fixed:
-      at::Generator(at::globalContext().defaultGenerator(on.which())).set_state(byte_tensor(origin.state));
+      set_state(at::globalContext().defaultGenerator(on.which()), byte_tensor(origin.state));
   }
 }
 
@@ -114,13 +115,9 @@ void executor::state::drawing(std::size_t i, std::size_t end, const F& give) {
   const bool repeatable = !graphs && node.overwrites.empty();
   if (planned.again && lone.knows(which)) return lone.again(node, which, start, give, repeatable);
   if (!planned.again && saved && end == i + 1 && lone.possible()) return lone.first(node, which, start, give, repeatable);
-  struct restored {
-    device& on;
-    random state;
-    ~restored() {
-      if (state) on.random(*state);
-    }
-  } const later{on, planned.again ? on.random() : nullptr};
+  const auto restored = c10::make_scope_exit([&, before = planned.again ? on.random() : nullptr] {
+    if (before) on.random(*before);
+  });
   start();
   give();
 }
@@ -149,9 +146,7 @@ void executor::state::compute(std::size_t i) {
 
 void executor::state::execute(bound_call& c, const placed_call& planned) {
   result = c.stack;
-  if (c.writes_lists)
-    for (auto& argument : result)
-      if (argument.isList()) argument = c10::IValue(argument.toList().copy());
+  if (c.writes_lists) own_lists(result);
   if (c.kernel == nullptr) {
     c.keys = c.what->op.dispatchKeyExtractor().getDispatchKeySetBoxed(&result);
     c.kernel = &c.what->op.lookup(c.keys);
@@ -164,7 +159,7 @@ void executor::state::execute(bound_call& c, const placed_call& planned) {
   for (std::size_t k = 0; k < planned.results.size(); ++k) {
     const auto& r = c.what->results[k];
     const auto& l = planned.results[k];
-    const auto t = result_of(result, r);
+    const auto& t = tensor_at(result, r);
     if (t.sizes() != at::IntArrayRef(step.views[r.view].sizes)) {
       distrust_results(c.what->op);
       throw plan_broken("remat: " + c.what->op.schema().name() +

@@ -34,10 +34,7 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
     std::vector<at::Tensor> outputs;
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {
       outputs.push_back(kept(data.outputs[i], step.outputs[i]));
-      if (data.outputs[i].buffer != none) {
-        auto counter = ::torch::autograd::impl::version_counter(outputs[i]);
-        counter.set_version(step.output_versions[i]);
-      }
+      if (data.outputs[i].buffer != none) set_version(outputs[i], step.output_versions[i]);
       share_version(outputs);
     }
     assumption_held = true;
@@ -130,7 +127,6 @@ void executor::state::take_gradient(std::size_t i, const at::Tensor& incoming) {
                     same_strides(t.sizes(), t.strides(), view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
                     t.storage_offset() == view.offset;
   if (!fits) {
-    contiguous += t.defined() && !given[k].defined();
     const auto options = at::TensorOptions().dtype(view.dtype).device(step.values[view.value].device);
     const auto copy = given[k].defined() ? given[k] : at::empty_strided(view.sizes, view.strides, options);
     const auto written = first_of_expanded(copy, view.strides);

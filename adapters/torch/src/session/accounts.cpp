@@ -51,10 +51,9 @@ bytes_t accounts::gradients() {
     const auto& g = gradient_of(p);
     if (!g.defined() || !g.has_storage()) continue;
     if (device_ != nullptr && g.device().type() != device_->which().type()) continue;
-    const auto* data = static_cast<const char*>(g.storage().data());
     const bool inside = std::any_of(retired_.begin(), retired_.end(), [&](const auto& weak) {
       const auto a = weak.lock();
-      return a && a->data() <= data && data < a->data() + a->bytes();
+      return a && a->holds(g.storage().data());
     });
     if (!inside) counted.push_back(g);
   }

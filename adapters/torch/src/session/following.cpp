@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Steps that run the module's own code.
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <bit>
 #include <exception>
@@ -97,7 +99,10 @@ session::state::begun_step session::state::follow(const invocation& call, const 
       throw;
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
-      if (before > 0) warn_raised(device_for(*like).use().live - before);
+      if (before > 0)
+        warn_beyond(device_for(*like).use().live - before,
+                    "the forward raises an exception: its calls until then have run as they are, and took ",
+                    " beyond the budget");
       throw;
     }
   }();
@@ -132,29 +137,17 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   const auto ahead = f.log->most_ahead();
   b.graph =
       std::make_shared<detail::kept_graph>(s->forward->recorded, std::move(f.log), std::move(f.tensors), b.inputs, b.hollow);
-  find_plan(b, call, s, outputs);
-  note_ahead(ahead);
+  find_plan(b, call, s, outputs, ahead);
   return b;
 }
 
-void session::state::warn_raised(bytes_t bytes) {
-  const auto most = last_held.held() + bytes, budget = memory.budget(last_held, last_held.gradients, false);
-  if (most > budget && !std::exchange(warned_raised_, true))
-    warn("the forward raises an exception: its calls until then have run as they are, and took " + format_bytes(most - budget) +
-         " beyond the budget");
-}
-
-void session::state::note_ahead(std::size_t bytes) {
-  if (bytes == 0) return;
-  const auto most = static_cast<bytes_t>(bytes), held = last_held.held(),
-             budget = memory.budget(last_held, last_held.gradients, false);
-  if (held + most > budget && !std::exchange(warned_ahead_, true))
-    warn("the forward looks at values, and the calls before take " + format_bytes(held + most - budget) +
-         " beyond the budget when they run ahead of the plan");
+void session::state::warn_beyond(bytes_t bytes, const char* before, const char* behind) {
+  const auto beyond = last_held.held() + bytes - memory.budget(last_held, last_held.gradients, false);
+  if (bytes > 0 && beyond > 0 && warned_.insert(before).second) warn(before + format_bytes(beyond) + behind);
 }
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s,
-                               const std::shared_ptr<usage>& outputs) {
+                               const std::shared_ptr<usage>& outputs, std::size_t ahead) {
   const auto kind = [&](const auto& u) {
     return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get(), s->bound->of), 0, b.graph.get());
   };
@@ -162,13 +155,15 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
     b.r = expected(kind, b.inputs, outputs, s->uses);
   } catch (const over_budget& e) {
     if (!s->new_path || !e.smallest || options.strict) throw;
-    const reset_later<bytes_t> restored{beyond_};
+    const auto restored = c10::make_scope_exit([&] { beyond_ = 0; });
     beyond_ = *e.smallest - e.asked;
     if (!std::exchange(s->warned, true))
       warn("the forward takes another path than before, whose step does not fit into the budget: it takes " +
            format_bytes(beyond_) + " beyond it; smallest budget known to do: " + std::to_string(*e.smallest) + " bytes");
     b.r = expected(kind, b.inputs, outputs, s->uses);
   }
+  warn_beyond(static_cast<bytes_t>(ahead), "the forward looks at values, and the calls before take ",
+              " beyond the budget when they run ahead of the plan");
 }
 
 session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -216,8 +211,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   b.numbers = detail::numbers_in(*s->forward->recorded);
   b.returned = run.returned();
   b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
-  find_plan(b, call, s, outputs);
-  note_ahead(run.log()->most_ahead());
+  find_plan(b, call, s, outputs, run.log()->most_ahead());
   return b;
 }
 

@@ -2,6 +2,7 @@
 // Runs a step by its plan: the forward, and what its backward will need.
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -174,6 +175,82 @@ void session::state::warn_of_casts() {
         "forward, or autocast(..., cache_enabled=False)");
 }
 
+second_plan session::state::second_plan_of(const invocation& call, const runner& r, const std::vector<at::Tensor>& outputs,
+                                           const begun_step& b) {
+  const auto s = r.kind;
+  const auto& step = *s->step;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> given_out;
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (step.from(step.views[step.outputs[i]].value) == role::internal)
+      given_out.push_back(outputs[i].storage().getWeakStorageImpl());
+  second_plan once_more;
+  once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const auto& again, const auto& seen) {
+    std::lock_guard held(self->mutex);
+    return self->options.follow || self->can_run_again(call, again, outputs, seen);
+  };
+  once_more.make = [self = shared_from_this(), call, given_out, first = s, of = r.bound->of, graph = b.graph,
+                    numbers = b.numbers](const auto& again, const auto& seen, bool possible, const auto& leaves) {
+    std::lock_guard held(self->mutex);
+    const auto& usage = first->outputs;
+    const auto uses = possible ? seen : std::vector<output_use>();
+    const auto kind = [&](const std::vector<output_use>& u) {
+      return self->options.follow
+                 ? self->variant_of(self->same_step(call, again, *first, u, graph.get(), of, leaves), 1, graph.get())
+                 : self->kind_for(call, again, usage, u, 1);
+    };
+    if (!possible && !self->options.follow && !self->known(*usage, uses, again)) throw not_supported(changed_since);
+    std::set<c10::StorageImpl*> alive;
+    for (const auto& weak : given_out)
+      if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
+        self->memory.outputs_of_before += static_cast<bytes_t>(there->nbytes());
+    self->memory.once_more = true;
+    const auto restored = c10::make_scope_exit([&] {
+      self->memory.outputs_of_before = 0;
+      self->memory.once_more = false;
+    });
+    std::shared_ptr<runner> begun;
+    try {
+      begun = self->acquire(kind(uses), again);
+    } catch (const over_budget&) {  // the smallest budget must do; outputs of the caller exceed it once
+      if (self->memory.outputs_of_before > 0)
+        self->warn_once("the forward runs once more for its backward. The outputs of before take " +
+                        format_bytes(self->memory.outputs_of_before) + " beyond the budget, in this step only");
+      self->memory.outputs_of_before = 0;
+      begun = self->expected(kind, again, usage, uses);
+    }
+    begun->run->set_numbers(numbers);
+    begun->run->forward(again);  // before another thread takes the executor
+    return begun;
+  };
+  once_more.graph = b.graph;
+  if (elsewhere_) {  // weights change places meanwhile: other nodes must wait
+    once_more.handed = std::make_shared<handed_over>();
+    once_more.disguise = [self = shared_from_this(), of = r.bound->of](bool with_data) -> std::shared_ptr<void> {
+      struct held {
+        std::unique_lock<owned_mutex> lock;
+        std::unique_ptr<detail::weights_elsewhere::disguise> on;
+      };
+      std::unique_lock lock(self->mutex);
+      auto on = self->disguise(*of);
+      if (with_data) on->lend();
+      return std::make_shared<held>(held{std::move(lock), std::move(on)});
+    };
+  }
+  once_more.as_it_is = [self = shared_from_this(), outputs = s->outputs](const std::string& why, bool always) {
+    std::lock_guard held(self->mutex);
+    self->warn_once("this backward runs as it is, with the memory of a plain step, for " + why +
+                    (always ? "; steps of this kind are not planned from now on" : ""));
+    outputs->refused = why;
+    outputs->plain = 0;
+    outputs->for_good = outputs->for_good || always;
+  };
+  once_more.other_code = [self = shared_from_this(), first = s] {
+    std::lock_guard held(self->mutex);
+    if (std::has_single_bit(++first->outputs->other_code)) self->drop(first);  // the next step is recorded anew
+  };
+  return once_more;
+}
+
 std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_step b) {
   const auto& inputs = b.inputs;
   const auto r = std::exchange(b.r, nullptr);
@@ -238,73 +315,8 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     if (read.outputs[i] || (shared && step.differentiable[i]))
       watch.push_back({::torch::autograd::impl::version_counter(outputs[i]), outputs[i]._version(), none, i});
   }
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> given_out;
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (step.from(step.views[step.outputs[i]].value) == role::internal)
-      given_out.push_back(outputs[i].storage().getWeakStorageImpl());
-  second_plan once_more;
-  once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const auto& again, const auto& seen) {
-    std::lock_guard held(self->mutex);
-    return self->options.follow || self->can_run_again(call, again, outputs, seen);
-  };
-  once_more.make = [self = shared_from_this(), call, given_out, first = s, of = r->bound->of, graph = b.graph,
-                    numbers = b.numbers](const auto& again, const auto& seen, bool possible, const auto& leaves) {
-    std::lock_guard held(self->mutex);
-    const auto& usage = first->outputs;
-    const auto uses = possible ? seen : std::vector<output_use>();
-    const auto kind = [&](const std::vector<output_use>& u) {
-      return self->options.follow
-                 ? self->variant_of(self->same_step(call, again, *first, u, graph.get(), of, leaves), 1, graph.get())
-                 : self->kind_for(call, again, usage, u, 1);
-    };
-    if (!possible && !self->options.follow && !self->known(*usage, uses, again)) throw not_supported(changed_since);
-    std::set<c10::StorageImpl*> alive;
-    for (const auto& weak : given_out)
-      if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
-        self->memory.outputs_of_before += static_cast<bytes_t>(there->nbytes());
-    const reset_later<bytes_t> restored{self->memory.outputs_of_before};
-    const reset_later<bool> again_no_more{self->memory.once_more = true};
-    std::shared_ptr<runner> begun;
-    try {
-      begun = self->acquire(kind(uses), again);
-    } catch (const over_budget&) {  // the smallest budget must do; outputs of the caller exceed it once
-      if (self->memory.outputs_of_before > 0)
-        self->warn_once("the forward runs once more for its backward. The outputs of before take " +
-                        format_bytes(self->memory.outputs_of_before) + " beyond the budget, in this step only");
-      self->memory.outputs_of_before = 0;
-      begun = self->expected(kind, again, usage, uses);
-    }
-    begun->run->set_numbers(numbers);
-    begun->run->forward(again);  // before another thread takes the executor
-    return begun;
-  };
-  once_more.graph = b.graph;
-  const auto handed =
-      elsewhere_ ? std::make_shared<handed_over>() : nullptr;  // weights change places meanwhile: other nodes must wait
-  once_more.handed = handed;
-  if (elsewhere_)
-    once_more.disguise = [self = shared_from_this(), of = r->bound->of](bool with_data) -> std::shared_ptr<void> {
-      struct held {
-        std::unique_lock<owned_mutex> lock;
-        std::unique_ptr<detail::weights_elsewhere::disguise> on;
-      };
-      std::unique_lock lock(self->mutex);
-      auto on = self->disguise(*of);
-      if (with_data) on->lend();
-      return std::make_shared<held>(held{std::move(lock), std::move(on)});
-    };
-  once_more.as_it_is = [self = shared_from_this(), outputs = s->outputs](const std::string& why, bool always) {
-    std::lock_guard held(self->mutex);
-    self->warn_once("this backward runs as it is, with the memory of a plain step, for " + why +
-                    (always ? "; steps of this kind are not planned from now on" : ""));
-    outputs->refused = why;
-    outputs->plain = 0;
-    outputs->for_good = outputs->for_good || always;
-  };
-  once_more.other_code = [self = shared_from_this(), first = s] {
-    std::lock_guard held(self->mutex);
-    if (std::has_single_bit(++first->outputs->other_code)) self->drop(first);  // the next step is recorded anew
-  };
+  auto once_more = second_plan_of(call, *r, outputs, b);
+  const auto handed = once_more.handed;
   auto connected = step.differentiable;
   for (std::size_t i = 0; i < own.size(); ++i) connected[i] = connected[i] && !own[i];
   const bool several = std::count(connected.begin(), connected.end(), true) > 1;

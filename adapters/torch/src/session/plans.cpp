@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -124,7 +125,7 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
     return acquire(s, inputs);
   } catch (const over_budget& e) {
     const auto beyond = [&](const std::string& what) {
-      const reset_later<bytes_t> restored{beyond_};
+      const auto restored = c10::make_scope_exit([&] { beyond_ = 0; });
       beyond_ = *e.smallest - e.asked;
       warn_once("the forward runs once more, for " + what + "; this takes " + format_bytes(beyond_) +
                 " beyond the budget, in this step only");

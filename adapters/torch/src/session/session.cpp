@@ -101,7 +101,6 @@ void session::invalidate() {
   state_->setups.clear();
   state_->memory.largest_plain = state_->memory.largest_held = state_->memory.largest_working = 0;
   state_->used.clear();
-  state_->last_used_ = nullptr;
   state_->looked_ = false;
 }
 

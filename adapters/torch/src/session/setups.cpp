@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <queue>
 #include <set>
-#include <unordered_set>
 
 #include "../autograd/accumulation.hpp"
 #include "../base/clock.hpp"
@@ -19,13 +18,6 @@
 namespace remat::pytorch {
 namespace {
 
-/// Each tensor once, with its first name.
-std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
-  std::unordered_set<const c10::TensorImpl*> seen;
-  std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
-  return named;
-}
-
 std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   key k;
   k << outputs.number;
@@ -33,9 +25,10 @@ std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   return k.bytes();
 }
 
-/// A new step of the same module, for the same use of its outputs.
+/// A new step of the same module, for the same inputs and use of its outputs.
 std::shared_ptr<setup> of_same_module(const setup& like) {
   auto s = std::make_shared<setup>();
+  s->inputs = like.inputs;
   s->outputs = like.outputs;
   s->uses = like.uses;
   s->note = like.note;
@@ -182,7 +175,7 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   a->edges = s.edges;
   a->sums = s.sums;
   a->forward = s.forward;
-  a->inputs = s.inputs + what;
+  a->inputs += what;
   a->step = std::make_shared<const program>(std::move(step));
   a->bound = bound_to(*a, s.bound->of, s.bound->slots.followed_by(a->step));
   complete(*a);
@@ -193,7 +186,7 @@ std::shared_ptr<setup> session::state::in_summands(const setup& s) {
   release();
   auto parts = detail::in_summands(*s.sums);
   auto a = setup_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
-  a->inputs = s.inputs + ", gradients in summands";
+  a->inputs += ", gradients in summands";
   a->plain_peak = s.plain_peak;
   a->more_of = std::move(parts.inputs);
   a->sums = nullptr;
@@ -250,7 +243,6 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
 std::shared_ptr<setup> session::state::setup_of_path(const std::shared_ptr<detail::trace>& recorded, const setup& known,
                                                      const std::shared_ptr<const module_tensors>& of, detail::step_run& run) {
   const auto like = of_same_module(known);
-  like->inputs = known.inputs;
   like->new_path = true;
   return setup_of_run(recorded, *like, of, run);
 }
@@ -276,7 +268,6 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
                                                   std::shared_ptr<const detail::recorded_forward> forward) {
   auto s = of_same_module(like);
   const auto begin = clock::now();
-  s->inputs = like.inputs;
   auto captured = [&] {
     const auto there = disguise(*of);
     return detail::captured_from(*recorded, of->parameters, of->buffers);

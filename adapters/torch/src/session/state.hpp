@@ -21,6 +21,7 @@
 #include <remat/pytorch/session.hpp>
 
 #include "../autograd/abandoned.hpp"
+#include "../autograd/second_plan.hpp"
 #include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
 #include "../capture/trace.hpp"
@@ -35,13 +36,6 @@
 #include "owned_mutex.hpp"
 
 namespace remat::pytorch {
-
-/// Resets a variable at the end of its scope.
-template <class T>
-struct reset_later {
-  T& what;
-  ~reset_later() { what = T(); }
-};
 
 struct session::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<model> m, wrap_options o);
@@ -87,11 +81,9 @@ struct session::state : std::enable_shared_from_this<state> {
 
   /// Known uses of the outputs of calls with this key.
   std::shared_ptr<usage> usage_of(const std::string& k) {
-    if (last_used_ == nullptr || last_used_->first != k) {
-      last_used_ = &*used.try_emplace(k).first;
-      if (!last_used_->second) last_used_->second = std::make_shared<usage>(used.size(), options.gradients_leave);
-    }
-    return last_used_->second;
+    auto& known = used[k];
+    if (!known) known = std::make_shared<usage>(used.size(), options.gradients_leave);
+    return known;
   }
 
   /// The name of the step for `inputs`, among programs of one key that differ in the answers to the forward's questions.
@@ -273,12 +265,15 @@ struct session::state : std::enable_shared_from_this<state> {
   /// An executor for a step that is only recorded. Its forward runs once on the inputs. Only tensors that the module's own code
   /// keeps remain.
   std::shared_ptr<runner> try_step(const invocation& call, const std::vector<at::Tensor>& inputs);
-  /// Finds an executor for a step whose forward has run without data.
-  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
-  /// Warns if calls ahead of the plan exceed the budget. @param bytes peak of these calls
-  void note_ahead(std::size_t bytes);
-  /// Warns if a forward that has thrown exceeded the budget. @param bytes taken by its calls
-  void warn_raised(bytes_t bytes);
+  /// Finds an executor for a step whose forward has run without data. Warns if calls ahead of the plan exceed the budget.
+  /// @param ahead peak of these calls, bytes
+  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs,
+                 std::size_t ahead);
+  /// Warns once per `before` if calls outside of the plan exceed the budget.
+  /// @param bytes  taken by these calls
+  /// @param before text of the warning before the number of bytes beyond the budget
+  /// @param behind text after this number
+  void warn_beyond(bytes_t bytes, const char* before, const char* behind);
   /// The step of the same forward for another use of its outputs.
   /// @param graph  of the forward; null: the forward may run once more
   /// @param of     tensors of the model in that step
@@ -294,6 +289,11 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The same step, with tensors as inputs that were constants or other tensors.
   std::shared_ptr<setup> with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
                                           const std::vector<std::pair<index_t, at::Tensor>>& late);
+  /// The fallbacks of a step whose backward is not the planned one.
+  /// @param r       the executor of the step
+  /// @param outputs of the forward
+  second_plan second_plan_of(const invocation& call, const runner& r, const std::vector<at::Tensor>& outputs,
+                             const begun_step& b);
   /// Runs the planned forward, and connects its outputs to the backward.
   std::vector<at::Tensor> run_step(const invocation& call, begun_step b);
 
@@ -308,12 +308,11 @@ struct session::state : std::enable_shared_from_this<state> {
   bool looked_ = false;
   std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by name, see `path_of`
   std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
-  decltype(used)::value_type* last_used_ = nullptr;
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< count of forwards to be followed
   std::unordered_set<std::string> warned_;
-  bool warned_ahead_ = false, warned_raised_ = false, warned_in_flight_ = false;
+  bool warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< bytes beyond the budget that a step may take, if it is on a new path and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;

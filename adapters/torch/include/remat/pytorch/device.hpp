@@ -66,14 +66,19 @@ class region {
   virtual ~region() = default;
   /// Address of the first byte; null if the region has no address, as in a file.
   virtual char* data() const = 0;
+  /// True if `address` lies in the region.
+  bool holds(const void* address) const {
+    const auto* at = static_cast<const char*>(address);
+    return data() <= at && at < data() + bytes();
+  }
   /// Device of the address. The host can dereference addresses of the host only.
   virtual c10::Device on() const { return c10::kCPU; }
   virtual bytes_t bytes() const = 0;
   /// Bytes not given back by `discard_except`.
-  virtual bytes_t resident() const = 0;
+  virtual bytes_t resident() const { return bytes(); }
   /// Gives the bytes outside of `ranges` ({offset, bytes}) back to the tier, as far as the tier can. Their content is lost, and
   /// the region can no longer hold another step.
-  virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) = 0;
+  virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> /*ranges*/) {}
   /// Copies bytes [offset, offset + bytes) of the region to memory of the process (`read`), or from there (`write`).
   /// @throws copy_failed
   virtual void read(char* to, bytes_t offset, bytes_t bytes) const;
@@ -156,8 +161,7 @@ class placement {
   virtual void stop() = 0;
   /// True once all blocks that die before the plan ends have been freed. Their memory may then be used again.
   virtual bool finished() const = 0;
-  virtual std::size_t unplanned() const = 0;    ///< allocations outside the plan, since construction
-  virtual bytes_t unplanned_bytes() const = 0;  ///< bytes of these allocations
+  virtual std::size_t unplanned() const = 0;  ///< allocations outside the plan, since construction
 };
 
 /// A state of a random generator.
@@ -208,18 +212,18 @@ class device {
   /// To be called before kernels of a step use `r` on the current stream of this thread. Libraries set up their workspaces for
   /// this thread and stream first, since a workspace must not lie in an arena.
   /// @throws not_available while a graph is captured on that stream
-  virtual void enter(region& r) = 0;
+  virtual void enter(region& /*r*/) {}
   /// Why `capture` cannot work; empty: it can.
   virtual std::string cannot_capture() const { return which().str() + " has no graphs"; }
   /// Records the kernels and copies that `work` launches as a graph, instead of running them. `work` runs on a stream of its own.
   /// @throws not_available, what `work` throws, c10::Error
   virtual std::unique_ptr<replayable> capture(const std::function<void()>& work);
   /// True if libraries have set up their workspaces for this thread and for the thread that runs backwards.
-  virtual bool warm() const = 0;
+  virtual bool warm() const { return true; }
   /// Sets up these workspaces. Waits for the thread that runs backwards, so the caller must hold no lock that a backward takes.
-  virtual void warm_up() = 0;
+  virtual void warm_up() {}
   /// Bytes of these workspaces so far. They stay allocated.
-  virtual bytes_t workspaces() const = 0;
+  virtual bytes_t workspaces() const { return 0; }
   /// Memory in use: on the host, the count of the `meter`; on an accelerator, the statistics of PyTorch's caching allocator,
   /// arenas included.
   virtual memory_use use() const = 0;
@@ -229,7 +233,7 @@ class device {
   virtual bytes_t free_bytes() const = 0;
   virtual bytes_t total_bytes() const = 0;  ///< size of its memory; `max_bytes` if unknown
   /// Gives unused blocks of the caching allocator back to the device.
-  virtual void empty_cache() = 0;
+  virtual void empty_cache() {}
   /// Why the device runs no kernels any more; empty: it works. Waits for its kernels.
   virtual std::string lost() const { return ""; }
 };

@@ -212,11 +212,9 @@ class executor {
   const std::shared_ptr<region>& arena() const;  ///< as `memory`, for another executor (`executor_options`)
   const execution_plan& plan() const;
 
-  std::size_t unplanned() const;  ///< allocations outside the plan so far
-  bytes_t unplanned_bytes() const;
-  double waited_seconds() const;        ///< time spent waiting for copies so far, s
-  std::size_t made_contiguous() const;  ///< incoming gradients that had to be copied so far
-  std::size_t held_gifts() const;       ///< gradients of the last backward that were still held after `taker` returned
+  std::size_t unplanned() const;   ///< allocations outside the plan so far
+  double waited_seconds() const;   ///< time spent waiting for copies so far, s
+  std::size_t held_gifts() const;  ///< gradients of the last backward that were still held after `taker` returned
 
  private:
   struct state;

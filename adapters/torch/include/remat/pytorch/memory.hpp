@@ -135,7 +135,6 @@ class planned_allocations : public placement {
   void stop() override;
   bool finished() const override { return mortal_.empty(); }
   std::size_t unplanned() const override { return unplanned_; }
-  bytes_t unplanned_bytes() const override { return unplanned_bytes_; }
 
   c10::Device on() const { return on_; }
   /// True if allocations on stream `s` may lie in the arena. Allocations on other streams must not.
@@ -151,7 +150,6 @@ class planned_allocations : public placement {
   std::vector<const void*> mortal_;  ///< addresses of live blocks that die before the plan ends
   bool strayed_ = false;
   std::atomic<std::size_t> unplanned_ = 0;  ///< atomic, as other threads read it
-  std::atomic<bytes_t> unplanned_bytes_ = 0;
 };
 
 /// State of the default generator of the host.

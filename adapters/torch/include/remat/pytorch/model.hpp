@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace remat::pytorch {
@@ -23,6 +24,13 @@ inline std::vector<at::Tensor> tensors_of(const std::vector<named_tensor>& named
   std::vector<at::Tensor> list;
   for (const auto& n : named) list.push_back(n.tensor);
   return list;
+}
+
+/// Each defined tensor once, with its first name.
+inline std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
+  return named;
 }
 
 /// A forward: takes and returns lists of tensors.

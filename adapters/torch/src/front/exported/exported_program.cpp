@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <set>
 #include <sstream>
 
 #include "archive.hpp"
@@ -116,14 +115,6 @@ std::string joined(const std::string& head, const std::vector<std::string>& line
   return text;
 }
 
-std::vector<named_tensor> each_once(const std::vector<named_tensor>& named) {
-  std::vector<named_tensor> list;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& n : named)
-    if (seen.insert(n.tensor.unsafeGetTensorImpl()).second) list.push_back(n);
-  return list;
-}
-
 }  // namespace
 
 struct exported_program::state {
@@ -188,8 +179,8 @@ struct exported_program::state {
       }
       inputs.push_back(std::move(in));
     }
-    parameters = each_once(parameters);
-    buffers = each_once(buffers);
+    parameters = distinct(std::move(parameters));
+    buffers = distinct(std::move(buffers));
   }
 
   static expected_input expectation(const field& f, std::optional<at::Device> device) {

@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Generators of accelerators count their draws: a state is a seed and an offset. Private to the adapter.
+/// States of generators. Generators of accelerators count their draws: a state is a seed and an offset. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 
 namespace remat::pytorch {
+
+inline at::Tensor state_of(at::Generator g) {
+  const std::lock_guard lock(g.mutex());
+  return g.get_state();
+}
+inline void set_state(at::Generator g, const at::Tensor& state) {
+  const std::lock_guard lock(g.mutex());
+  g.set_state(state);
+}
 
 /// The number of draws of a generator like `like` between two states; nothing if the states are not of one sequence.
 inline std::optional<std::uint64_t> counted_draws(const at::Generator& like, const at::Tensor& from, const at::Tensor& to) {
