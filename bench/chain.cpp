@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Time of the dynamic program over heterogeneous chains: the table, and the search exact in bytes.
+/// Times the two dynamic programs over heterogeneous chains: the table with slots, and the search that is exact in bytes.
 ///
 ///     chain [links of the longest chain]
 #include <sys/resource.h>
@@ -17,7 +17,7 @@ using testing::uniform;
 
 namespace {
 
-/// Links of random sizes in bytes and random costs; each option saves less than the one after it and takes more time.
+/// A chain whose links have random sizes and costs. Each option of a link saves fewer bytes and takes more time than the next.
 chain::heterogeneous_chain random_chain(std::size_t links, int options) {
   std::mt19937_64 g(7);
   chain::heterogeneous_chain c;

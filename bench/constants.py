@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the private constants of the headers were chosen: what half and twice each value do to plans and to the time they take.
+"""Shows how sensitive plans are to private constants of the headers: loss and planning time with half and twice each value.
 
     python3 bench/constants.py [NAME...] [--compiler g++] [--budgets .65 .8] [--time-limit 20]
 
-NAME is a constant of the list below, all by default. Each value is compiled into a program of its own, with a copy of the headers
-in a temporary folder: a minute or more each. Prints a table in Markdown: the mean loss in % and the mean seconds, over three
-instances and the budgets. The loss is the extra time over store-all; for `smallest budget` it is that budget as a part of what
-store-all needs; for `moments` it is the bound above store-all's time, so that more is better. A constant of 1.02 stands for 2 %:
-half of it is 1.01. "-": a budget has no plan, or the program does not compile.
+NAME is a constant of CONSTANTS; the default is all of them. Each value is compiled into its own program, with a copy of the headers in
+a temporary folder. This takes a minute or more per value. Prints a table in Markdown: mean loss (%) and mean planning time (s) over
+three instances and the budgets. The loss is the extra time over store-all. For `smallest budget` the loss is the budget in % of
+store-all's peak. For `moments` the number is the bound in % above store-all's time, and larger is better. A constant such as 1.02
+stands for 2 %, so half of it is 1.01. "-": a budget has no plan, or the program does not compile.
 """
 import argparse
 import pathlib
@@ -20,7 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INSTANCES = [ROOT / f"bench/instances/{name}.json" for name in ("gpt2-layers-2-seq-256", "resnet18", "unet-depth-4")]
 
-# What is measured: headers, and the loss of the problem `p` within `budget` and the limits `l`, nothing where there is no plan.
+# Measure: (headers, body of `loss` in C++). The body returns the loss for the problem `p`, `budget` and limits `l`; {} if there is no plan.
 PLAN = ("const auto r = remat::solve({0}, budget, {1}, l); if (!r.found()) return {{}};"
         "return 100 * (r.seconds / p.total_seconds() - 1);")
 MEASURES = {
@@ -89,7 +89,7 @@ def scaled(text, factor):
 
 
 def measure(given, header, text, what):
-    """The mean loss and the mean seconds where `header` is `text`, or nothing."""
+    """[mean loss, mean seconds] with `text` as the content of `header`. None if the program does not compile, or a budget has no plan."""
     headers, loss = MEASURES[what]
     with tempfile.TemporaryDirectory() as folder:
         include = pathlib.Path(folder, "include")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The U-Net of instances/unet-depth-4.json with another depth: the same blocks, level after level, and costs fitted to it.
+"""Writes the problem of a U-Net with the blocks of instances/unet-depth-4.json, but another depth. Costs are fitted to the instance.
 
-An operation takes c0 + the longer of c1 bytes and c2 multiplications; the three are read off the instance (two activations, a
-convolution). Parameters are one value per convolution. With depth 4 it prints how far it is from the instance.
+An operation takes c0 + max(c1 * bytes, c2 * multiplications). The three constants come from two activations and a convolution of
+the instance. Each convolution has one value for all its parameters. With depth 4, the script prints the difference to the instance.
 
     python3 bench/deeper_unet.py DEPTH FILE [BATCH]      # BATCH times the instance's images, 1 by default
 """
@@ -16,7 +16,7 @@ MIB = 1 << 20
 big, small, conv = (instance["operations"][i]["seconds"] for i in (3, 39, 13))
 c1 = (big - small) / (15 * MIB)
 c0 = big - 16 * MIB * c1
-c2 = conv - c0  # of a convolution 3 x 3 that keeps the channels, on any level
+c2 = conv - c0  # seconds of a 3 x 3 convolution that keeps the number of channels, on any level
 
 
 def unet(depth, batch=1):
@@ -27,7 +27,10 @@ def unet(depth, batch=1):
         return len(values) - 1
 
     def op(kind, inputs, outputs, work=0.0, wanted=()):
-        """`work` in convolutions 3 x 3 that keep the channels; `wanted` are bytes of targets, which come last."""
+        """Appends an operation and returns its outputs, those of `wanted` last.
+
+        work: multiplications, relative to a 3 x 3 convolution that keeps the channels. wanted: bytes of the outputs that are targets.
+        """
         made = [value(b) for b in [*outputs, *wanted]]
         targets.extend(made[len(outputs):])
         moved = sum(values[v]["bytes"] for v in {*inputs, *made} if not values[v]["held"])
@@ -42,7 +45,7 @@ def unet(depth, batch=1):
         return 32 << level
 
     def layer(level, x, into, first=False):
-        """Convolution, batch norm, ReLU; `into` are its input channels."""
+        """Convolution, batch norm, ReLU. `into`: number of input channels."""
         c, a = channels(level), activation(level)
         weight, work = 36 * into * c, 0 if first else into / c
         w = value(weight, held=True)
@@ -67,7 +70,7 @@ def unet(depth, batch=1):
         return y, lambda g: lower(upper(g))
 
     def level_of(level, x, into):
-        """A level and all below it: its result, and what turns the gradient of that into the one of `x`."""
+        """A level and all levels below it. Returns its output, and a function from the gradient of the output to the gradient of `x`."""
         y, back = block(level, x, into, level == 0)
         if level == depth:
             return y, back

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time and memory of training steps that move activations to a disk: eager mode, hooks that move all that is saved for the backward
-(`saved_tensors_hooks`, written by a thread, read when it is asked for), `remat.wrap` without and with the disk in the same budget.
+"""Measures time and memory of training steps that offload activations to a disk.
 
-Contestants take turns within a round, in rotating order. A ratio is the median over rounds of (wall time / that of eager mode in
-the same round); `achieved` the shortest time of a step, and the median, / what its plan says, which is a sum of shortest times. Peaks
-are measured by the meter of the host allocator, beyond what is held when a step begins.
+Contestants: eager mode; `saved_tensors_hooks` that offload all saved tensors (a thread writes them, the backward waits for reads);
+`remat.wrap` without and with the disk, in the same budget. All contestants take one step per round, in rotating order. A ratio is
+the median over rounds of (wall time / wall time of eager mode in the same round). `achieved` is the shortest and the median time of
+a step, relative to the time of its plan, which is a sum of shortest times. The meter of the host allocator measures peaks, beyond
+the bytes held at the start of a step.
 
 usage: disk.py FOLDER [--works gpt2,unet] [--budget 50%] [--rounds 7] [--threads 1]
 """
@@ -23,7 +24,7 @@ from remat import _torch
 
 
 class MoveAll:
-    """A context in which what autograd saves lies in a file, parameters and small tensors excepted."""
+    """Makes autograd keep its saved tensors in a file, except parameters and tensors below 64 KiB."""
 
     def __init__(self, model, folder):
         self.file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -73,7 +74,7 @@ def measure(name, folder, budget, rounds):
     for k in range(rounds):
         for who in order[k % len(order):] + order[:k % len(order)]:
             model, inputs = contestants[who]
-            model.zero_grad(set_to_none=False)  # is no part of the plan
+            model.zero_grad(set_to_none=False)  # outside the timed step, because the plan does not include it
             begin = time.perf_counter()
             model(*inputs).backward()
             times[who].append(time.perf_counter() - begin)

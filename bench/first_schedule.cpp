@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans large graphs of several families within several budgets and prints a table in Markdown: when `automatic` has its first
-// schedule, how late it is after its time limit, and what it finds and proves.
+// Plans large graphs of several families within several budgets and prints a table in Markdown. Columns: the time of the first
+// schedule of `automatic`, its delay beyond the time limit, and the extra time of its schedule and of its bound.
 //
 // bench_first_schedule OPERATIONS SECONDS [FAMILY|all [copies|tiers]]: a budget is a multiple of the smallest peak of all cheap
-// orders, or a share of what store-all needs. With "copies" values may move to the host, and with "tiers" also to a disk.
+// orders, or a share of store-all's peak. With "copies" values may move to the host, and with "tiers" also to a disk.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -21,7 +21,8 @@
 
 namespace {
 
-/// The same with links that move an eighth of the values out and back during the step, to a disk a third of that.
+/// Adds links to a problem. In the time of store-all, the links to the host move an eighth of all bytes out and back. The links
+/// to the disk have a third of their rate.
 remat::problem with_memory(const remat::problem& p, const std::string& kind) {
   if (kind.empty()) return p;
   double bytes = 0;
@@ -37,7 +38,7 @@ remat::problem with_memory(const remat::problem& p, const std::string& kind) {
   return {p.name(), p.values(), p.operations(), p.targets(), remat::copy_rates{rate, rate}, p.backward_start(), memory};
 }
 
-/// The smallest peak of the cheap orders.
+/// The smallest peak of the cheap orders, in bytes.
 remat::bytes_t smallest_known(const remat::problem& p) {
   remat::monitor unlimited({.seconds = 60});
   remat::incumbent nothing_fits(p, remat::bounds_without_search(p).budget - 1);

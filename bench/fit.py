@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How right `remat.fit` is, on this host: for each model the planned and the measured bytes of a step, the estimated and the measured
-peak of eager mode, and the predicted and the measured time of a step; without recomputation and at 60 % of the activations.
+"""Measures the accuracy of `remat.fit` on this host.
 
-Measured bytes are those of model and inputs, and what the step adds by the meter of the host allocator. A time is the least of
-`--rounds` steps. With --large: how long planning takes for Llamas of one and seven billion parameters on `meta`, and in what memory.
+Per model it compares the estimated with the measured peak of eager mode. For budgets of 100 % and 60 % of the activations it compares
+the planned with the measured bytes, and the predicted with the measured time of a step.
+Measured bytes are model and inputs plus the bytes that a step adds, by the meter of the host allocator. A time is the shortest of
+`--rounds` steps. With --large it prints time and memory of planning for Llamas of one and seven billion parameters on `meta`.
 
 usage: fit.py [--works gpt2,unet] [--rounds 5] [--threads 1] [--large]
 """
@@ -34,7 +35,7 @@ ALL = {**WORKS, "vgg16": vision("vgg16"), "mobilenet_v2": vision("mobilenet_v2")
 
 
 def timed(model, inputs, rounds):
-    """Seconds of the fastest step; gradients are there."""
+    """Seconds of the fastest step. Gradients accumulate."""
     best = float("inf")
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -60,11 +61,11 @@ def row(name, rounds):
         remat.wrap(model, budget=budget, cache=False)
         session = remat.of(model)
         try:
-            for _ in range(2):  # plans, then moves in
+            for _ in range(2):  # warm-up; the first step plans
                 for p in model.parameters():
                     p.grad = None
                 model(*inputs).backward()
-        except remat.OverBudget:  # one operator takes more
+        except remat.OverBudget:  # a single operator exceeds the budget
             cells += ["-"] * 3
             remat.unwrap(model)
             continue
@@ -79,7 +80,7 @@ def row(name, rounds):
         cells += [f"{planned}", f"{measured}", f"{plan['seconds'] / seconds:.3f}"]
         remat.unwrap(model)
         del session
-        gc.collect()  # the next one measures from what is held now
+        gc.collect()  # frees the session before the next measurement starts
     print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans transformers of more and more layers in half of their activation memory and prints a table in Markdown: processor seconds
-// of the planner, the parts found and the parts solved. Equal parts are solved once, so that twice the layers take at most twice
-// the time.
+// How planning time grows with the number of layers of a transformer. Prints a table in Markdown.
 //
-// bench_growth SHARE METHOD SECONDS LAYERS..: how soon `min_cut` or `automatic` (without a MILP library) has a schedule, and one
-// within 0.5 % of the bound that it proves in the end; all times are processor seconds but the last, by how much it is late.
+// bench_growth [SHARE]: `hierarchical` within this share of the activation memory (default: half). Columns: processor seconds,
+// all parts, and distinct parts. Equal parts are solved once, so twice the layers should take at most twice the time.
+// bench_growth SHARE METHOD SECONDS LAYERS..: `min_cut` or `automatic` (without a MILP library). Columns: the time of the first
+// schedule, and of the first within 0.5 % of the final bound. Times are processor seconds, except the delay beyond the time
+// limit.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -59,7 +60,7 @@ void print_run(std::size_t layers, double part, const S& method, double limit) {
   const auto p = remat::testing::transformer_training_graph(layers);
   const auto all = remat::evaluate(p, remat::store_all_schedule(p));
   const auto budget = static_cast<remat::bytes_t>(part * static_cast<double>(all.peak));
-  std::vector<std::pair<double, double>> found;  // when, how fast
+  std::vector<std::pair<double, double>> found;  // (processor seconds, time of the schedule)
   const auto start = processor_seconds();
   const auto r = remat::solve(p, budget, method, {.seconds = limit}, [&](const remat::progress& now) {
     if (std::isfinite(now.best) && (found.empty() || now.best < found.back().second))

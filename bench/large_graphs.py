@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Training graphs of thousands of operations, for measuring solvers: forward, loss and backward with a gradient per weight.
+"""Writes training graphs of thousands of operations as benchmarks for solvers: forward, loss, and backward with a gradient per weight.
 
-Costs are a roofline's: 4 us, and the longer of bytes / (800 GB/s) and floating-point operations / (60 TFlop/s). Sizes are those of
-32-bit numbers. Equal arguments give equal files.
+Costs come from a roofline: 4 us + max(bytes / (800 GB/s), floating-point operations / (60 TFlop/s)). Numbers have 32 bits. Equal
+arguments give equal files.
 
     python3 bench/large_graphs.py DIRECTORY [KIND ...]     # llama, unet, resnet, encoder_decoder, random_dag
 """
@@ -14,7 +14,7 @@ import sys
 
 
 class Tape:
-    """Records operations, and per operation what yields the gradients of its inputs."""
+    """Records operations, and for each operation the functions that compute the gradients of its inputs."""
 
     def __init__(self, name):
         self.name, self.values, self.operations, self.targets, self.tape = name, [], [], [], []
@@ -27,7 +27,7 @@ class Tape:
         return self.values[v]["bytes"] // 4
 
     def run(self, kind, inputs, outputs, flops=0):
-        """Appends an operation without a gradient; the new values."""
+        """Appends an operation without a gradient. Returns its output values."""
         made = [self.value(f"{kind}{len(self.operations)}", n) for n in outputs]
         moved = 4 * sum(self.size(v) for v in set(inputs) | set(made))
         self.operations.append({"name": f"{kind}_{len(self.operations)}", "inputs": sorted(set(inputs)), "outputs": made,
@@ -35,14 +35,14 @@ class Tape:
         return made
 
     def op(self, kind, inputs, numbers, saved, flops=0):
-        """An operation whose gradient per input reads the incoming gradient and `saved`: 'x' its inputs, 'y' its output."""
+        """Appends an operation with a gradient per input. The gradient reads the incoming gradient and `saved`: 'x' inputs, 'y' output, '' nothing."""
         y = self.run(kind, inputs, [numbers], flops)[0]
         reads = {"x": list(inputs), "y": [y], "": []}[saved]
         self.tape.append((y, [(v, lambda dy, v=v: self.run("d" + kind, [dy, *reads], [self.size(v)], flops)[0]) for v in inputs]))
         return y
 
     def product(self, kind, a, b, numbers, flops):
-        """Reads both operands; the gradient of each reads the other."""
+        """Appends an operation of two operands, such as a product. The gradient of each operand reads the other operand."""
         y = self.run(kind, [a, b], [numbers], flops)[0]
         self.tape.append((y, [(a, lambda dy: self.run("d" + kind, [dy, b], [self.size(a)], flops)[0]),
                               (b, lambda dy: self.run("d" + kind, [dy, a], [self.size(b)], flops)[0])]))
@@ -83,7 +83,7 @@ def norm(t, x, rows, width, name):
 
 
 def attention(t, x, source, rows, others, width, heads, tables, batch=4):
-    """Multi-head attention of `x` over `source`, with rotary embeddings; rows are those of the whole batch."""
+    """Multi-head attention of `x` over `source`, with rotary embeddings. rows, others: rows of `x` and `source` in the whole batch."""
 
     def rotated(x, n):
         turned = t.op("cat", [t.op("neg", [x], n * width // 2, ""), x], n * width, "")
@@ -177,7 +177,7 @@ def unet(depth=5, per_level=36, side=256, width=32):
 
 
 def random_dag(operations=1050, seed=1):
-    """Random cells: each reads a few of the last values, seldom one from far back."""
+    """A graph of random operations. An operation mostly reads recent values, and rarely any earlier value."""
     t, g = Tape(f"random_dag {seed}"), random.Random(seed)
     recent = [t.run("embed", [t.value("input", 1 << 20, True)], [1 << 20])[0]]
     for i in range(operations):

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Static memory layout as a table in Markdown.
+// Measures static memory layout and prints a table in Markdown.
 //
-// bench_layout SEEDS SECONDS CAPACITY CSV..   the layout of the heuristics relative to the load, and how soon the search fits the
-//                                             allocations of each file into the capacity, over several seeds
-// bench_layout PLANS PROBLEM..                arenas of plans relative to their load, with and without the search
+// bench_layout SEEDS SECONDS CAPACITY CSV..   per file: the arena of the heuristics relative to the load (largest sum of live
+//                                             bytes), and the time of the search to fit the capacity, over several seeds
+// bench_layout PLANS PROBLEM..                per plan: the arena relative to the load, with and without the search
 #include <algorithm>
 #include <cstdio>
 #include <exception>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Time of `checkmate` to proven optimality (among staged schedules) on transformer-like training graphs, per MILP backend: the
-/// strong form, with and without restrictions, and up to 49 operations the published one.
+/// Times `checkmate`, per MILP backend, until it proves optimality among staged schedules of transformer-like training graphs.
+/// Compares the strong form, with and without restrictions, with the published form (up to 49 operations).
 ///
 ///     milp [seconds per solve] [largest number of operations]
 #include <cstdio>
@@ -24,9 +24,9 @@ using namespace remat;
 
 namespace {
 
-/// `layers` blocks of attention (projection, scores) and MLP (wide, narrow) with residual connections, a loss, and for every node
-/// one that computes its gradient from those of its users, their inputs and their outputs: 8 layers + 1 operations of one value
-/// each.
+/// A training graph of `layers` blocks with residual connections, and a loss. A block has attention (projection, scores) and an
+/// MLP (wide, narrow). The backward has an operation per forward operation, which computes its gradient from the gradients,
+/// inputs and outputs of its users. There are 8 layers + 1 operations of one value each.
 problem transformer(int layers) {
   std::mt19937 random(7);
   const auto uneven = [&](int x) { return x * 8 + static_cast<int>(random() % static_cast<unsigned>(3 * x + 2)); };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans recomputation and copies to the host together and prints a table in Markdown: extra time in % of store-all's, as
+// Plans recomputation together with copies to the host. Prints a table in Markdown with extra times in % of store-all's time:
 // bound / plan (recomputation alone; copies alone).
 //
-// A budget f stands for held + f (peak of store-all - held) bytes. A link of rho moves these (peak - held) bytes out and back,
-// one after the other, in rho times the time of store-all; it is alike in both directions, with a latency of a 10 000th of that
-// time, at most 10 us.
+// A budget f stands for held + f (peak of store-all - held) bytes. A link rho moves (peak - held) bytes out, and then back, in
+// rho times the time of store-all. Its two directions have the same rate, and a latency of 1/10 000 of the time of store-all, at
+// most 10 us.
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -41,8 +41,8 @@ struct plans {
   remat::limits limits{.seconds = 10};
 };
 
-/// The same step with an optimizer: each target of more than 512 bytes is read by an operation of its own as soon as it is there,
-/// five passes over it at 2 TB/s, and need not be kept.
+/// Adds an optimizer to a step. An operation reads each target of more than 512 bytes right after its producer, and makes five
+/// passes over it at 2 TB/s. The target need not be kept.
 remat::problem with_steps(const remat::problem& p) {
   auto values = p.values();
   std::vector<remat::operation> operations;
@@ -67,15 +67,17 @@ std::string percent(double seconds, double all) {
   return text;
 }
 
-/// The step with its weights (held sources of more than 512 bytes) on the host, and gradients (targets of as many bytes as one of
-/// them, of which they are taken to be) that go there; or with AdamW in place on a tier, states of twice the bytes of the weight
-/// on the host, again and again. On the device that is five passes at 2 TB/s, on the host five at 200 GB/s.
-/// @param anywhere weights and states start where the planner says, and steps repeat in any case
+/// Moves the weights of a step (held values of more than 512 bytes) to the host. A target counts as the gradient of a weight of
+/// the same size.
+/// @param kind "frozen": gradients end on the host. "host" or "device": AdamW runs in place on this tier, in steps that repeat.
+/// Its states start on the host, with twice the bytes of the weight; it makes five passes at 200 GB/s (host) or 2 TB/s (device).
+/// @param anywhere the planner chooses where weights and states start, and steps repeat also for "frozen"
 remat::problem with_weights(const remat::problem& p, const std::string& kind, remat::copy_rates link, bool anywhere) {
   auto values = p.values();
   auto operations = p.operations();
   auto targets = p.targets();
-  std::map<remat::bytes_t, std::vector<remat::value_id>> weights;  // by bytes, those used last in the end
+  std::map<remat::bytes_t, std::vector<remat::value_id>>
+      weights;  // by size in bytes; the weight whose last use is earliest comes last
   const remat::tier_id host = 1;
   for (remat::value_id v = 0; v < values.size(); ++v)
     if (values[v].held && values[v].bytes > 512) {
@@ -115,7 +117,8 @@ remat::problem with_weights(const remat::problem& p, const std::string& kind, re
       next.push_back({after, before});
     }
   }
-  std::vector<std::pair<remat::operation_id, remat::operation>> placed;  // updates come where their gradients are there
+  std::vector<std::pair<remat::operation_id, remat::operation>>
+      placed;  // each update right after the operation that makes its gradient
   for (remat::operation_id o = 0; o < operations.size(); ++o)
     placed.push_back({o < p.operations().size() ? o : p.producer(operations[o].inputs[0]), operations[o]});
   std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -136,8 +139,8 @@ remat::problem with_weights(const remat::problem& p, const std::string& kind, re
   return {p.name(), std::move(values), std::move(operations), std::move(targets), link, std::nullopt, {}, std::move(next)};
 }
 
-/// The same with what starts or ends on the host on a disk, beyond a host with a limit.
-/// @param share of the rates between device and host that those between host and disk are
+/// Adds a disk behind the host. Values that started or ended on the host start or end on the disk instead.
+/// @param share rates between host and disk, relative to the rates between device and host
 remat::problem with_disk(const remat::problem& p, remat::bytes_t host_budget, double share) {
   const remat::tier_id host = 1, disk = 2;
   auto values = p.values();
@@ -151,7 +154,7 @@ remat::problem with_disk(const remat::problem& p, remat::bytes_t host_budget, do
   return {p.name(), std::move(values), p.operations(), p.targets(), r, std::nullopt, std::move(system), p.next()};
 }
 
-/// Budgets are shares of all bytes.
+/// Prints the row of a step with weights off the device. Budgets are shares of the peak of store-all, weights included.
 void print_weights(const plans& x, const std::string& name, const remat::problem& plain, double rho) {
   const auto all = remat::evaluate(plain, remat::store_all_schedule(plain));
   const double rate = 2 * static_cast<double>(all.peak - plain.held_bytes()) / (rho * all.seconds);

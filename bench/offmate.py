@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on an accelerator with weights in memory of the host: time against plan, memory against budget, bits against plain training.
+"""Trains on an accelerator with weights in host memory. Compares time with plan, memory with budget, and results with plain training.
 
-A GPT trains on the device of REMAT_TEST_DEVICE (`adapters/python/tests/emulated.py`). On an emulated device, to fetch all weights twice takes
-the stated part of the time of a plain step. Times are of forward and backward, by the wall clock, the median of some steps. Kernels of an
-emulated device take the time that `pace` states, so that a busy machine disturbs little.
+A GPT trains on the device of REMAT_TEST_DEVICE (`adapters/python/tests/emulated.py`). On an emulated device, `--links` sets the time to
+fetch all weights twice, as a share of the time of a plain step. Times are medians of wall times of forward and backward. Kernels of an
+emulated device run at a fixed `pace`, so other load on the machine hardly matters.
 
 usage: offmate.py [--links 0.1,1] [--interference 0,200] [--budget "70% of activations"] [--steps 9]
 """
@@ -27,7 +27,7 @@ PACE = 40 << 20  # bytes per second
 
 
 def run(options, steps):
-    """Trains; what is left, seconds per forward and backward, session or None."""
+    """Trains a model. Returns (loss and parameters, median seconds of forward and backward, session). The session is None if `options` is None."""
     torch.manual_seed(1)
     model, x = Gpt(256), torch.randint(0, 50, (2, 16))
     if options is None:

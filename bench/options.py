@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the options of solvers were chosen: what a plan loses, and how long planning takes, with half and with twice each value.
+"""Shows how sensitive plans are to the options of solvers: extra time and planning time with half and twice each value.
 
     python3 bench/options.py PROGRAM [--solvers min_cut rockmate] [--instances FILE...] [--budgets 65% 80%] [--time-limit 60]
 
-PROGRAM is `build/remat`. Prints a table in Markdown, a row for each option that is a number: mean extra time in % of store-all and
-mean seconds of planning over all instances and budgets, for half of the value, the value, and twice the value. A value that the
-option does not allow, and one with which a budget has no plan, print "-".
+PROGRAM is `build/remat`. Prints a table in Markdown with a row per numeric option: mean extra time in % of store-all's time, and mean
+planning time (s) over all instances and budgets, for half the default, the default, and twice the default. "-": the option does not
+allow the value, or a budget has no plan.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ INSTANCES = pathlib.Path(__file__).parent / "instances"
 
 
 def options_of(program):
-    """Solver, option, default and range of each option that is a number."""
+    """(solver, option, default, smallest, largest value) of each numeric option."""
     told = subprocess.run([program, "list", "--options"], capture_output=True, text=True, check=True).stdout
     solver = None
     for line in told.splitlines():
@@ -32,7 +32,7 @@ def options_of(program):
 
 
 def measure(program, solver, setting, cases, limit):
-    """Mean extra time in % of store-all and mean seconds of planning, or nothing if a budget has no plan."""
+    """Mean extra time in % of store-all's time, and mean planning time in seconds; None if a budget has no plan."""
     extra, seconds = [], []
     for instance, budget, all_kept in cases:
         with tempfile.NamedTemporaryFile(suffix=".json") as plan:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans problems with several solvers and budgets and prints tables in Markdown: for each budget, and of the smallest budgets.
+// Plans problems with several solvers. Prints tables in Markdown: the plans for several budgets, or the smallest budgets.
 //
-// A budget f stands for held + f (peak of store-all - held) bytes. Extra times are in % of store-all's; a gap is to the best
-// bound that any of the solvers proves. Each search is a process of its own, so that its memory is known.
+// A budget f stands for held + f (peak of store-all - held) bytes. Extra times are in % of store-all's time. Gaps are relative to
+// the best bound of all solvers. Each search runs in a process of its own, so its peak memory can be measured.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,13 +28,13 @@
 
 namespace {
 
-/// What the table says of a search; the process that searched sends it as it is.
+/// Results of a search for the table. The search process sends this struct byte by byte through a pipe.
 struct measurement {
   remat::status status = remat::status::not_found;
   double seconds = 0, bound = 0, elapsed = 0;
-  double first = std::numeric_limits<double>::quiet_NaN();  ///< elapsed when the first schedule was reported, s
+  double first = std::numeric_limits<double>::quiet_NaN();  ///< time until the first schedule was reported, s
   remat::bytes_t peak = 0, budget_bound = 0;
-  double mebibytes = 0, cpu = 0;  ///< of the process
+  double mebibytes = 0, cpu = 0;  ///< peak memory (MiB) and user time (s) of the process
 };
 
 using search = std::function<remat::result(const std::function<void(const remat::progress&)>&)>;

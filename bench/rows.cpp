@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What would plans gain if operators ran on parts of the rows, so that a value could be kept in part and recomputed in part (as
-// in MEMO, SIGMOD 2025)? Prints the extra time, in % of store-all's, of the bound and the plan of `min_cut` for whole values and
-// for values in 2 and 4 parts. Parts cost nothing here: each takes its share of time and workspace. Operations that make targets,
-// such as gradients of weights, stay whole and read all parts.
+// in MEMO, SIGMOD 2025)? Prints the extra time, in % of store-all's time, of the bound and of the plan of `min_cut`: for whole
+// values, and for values in 2 and 4 parts. Splitting is free here: each part takes its share of time and workspace. Operations
+// that make targets, such as gradients of weights, stay whole and read all parts.
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -23,7 +23,8 @@ namespace {
 
 using namespace remat;
 
-/// The problem with each operation that allows it, and each value of these, in `count` parts.
+/// Splits each operation and its outputs into `count` parts. An operation stays whole if it makes a target, runs only once, or
+/// overwrites a value.
 problem in_rows(const problem& p, std::size_t count) {
   std::vector<bool> target(p.values().size(), false);
   for (auto t : p.targets()) target[t] = true;

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time and memory of training steps from Python: eager mode, a checkpoint around every block, torch.compile, and `remat.wrap`.
-With --fixed, what does not depend on kernels: the time of a step with many parameters and hardly any work, and of `remat.wrap`; the
-memory that capturing and profiling take, and that of the gradients while micro-batches add to them.
+"""Measures time and memory of training steps in Python: eager mode, a checkpoint around every block, torch.compile, `remat.wrap`.
 
-Contestants take turns within a round, in rotating order. A ratio is the median over rounds of (processor time / that of eager mode
-in the same round). Peaks are measured by the meter of the host allocator, beyond what is held when a step begins; gradients are
-there and are zeroed in place. The memory of `remat` at the checkpoint's peak is a budget in bytes: it must not be exceeded.
+With --fixed it measures costs that do not depend on kernels: the time of a step with many parameters and little work, the time of
+`remat.wrap`, the memory of capture and profile, and the memory of gradients while micro-batches accumulate.
+
+All contestants take one step per round, in rotating order. A ratio is the median over rounds of (processor time / processor time of
+eager mode in the same round). The meter of the host allocator measures peaks, beyond the bytes held at the start of a step. Gradients
+exist before the step and are zeroed in place. "remat at the checkpoint's peak" has a hard budget in bytes.
 
 usage: step.py [--works gpt2,unet,layers,"gpt2 tiny"] [--rounds 7] [--threads 1] [--compile] [--fixed]
 """
@@ -29,7 +30,7 @@ from remat import _torch
 
 
 class Loss(nn.Module):
-    """A network and its loss; `blocks` are what one would put checkpoints around."""
+    """A network and its loss. `blocks` are the modules to checkpoint."""
 
     def __init__(self, net, loss, blocks):
         super().__init__()
@@ -124,12 +125,12 @@ def unet():
 
 
 WORKS = {"gpt2": gpt2, "gpt2 dropout": lambda: gpt2(0.1), "llama": llama, "t5": t5, "resnet50": resnet50, "unet": unet}
-#: whose operators take less time than Python's calls of them
+#: works whose operators take less time than their calls from Python
 TINY = {"layers": layers, "gpt2 tiny": lambda: gpt2(layers=12, width=64, heads=4, vocabulary=256, batch=(2, 32))}
 
 
 def make(name):
-    """A work, the same each time, whose gradients are there."""
+    """A work with zero gradients. Each call makes the same weights and inputs."""
     torch.manual_seed(0)
     model, inputs = (WORKS | TINY)[name]()
     for p in model.parameters():
@@ -145,7 +146,7 @@ def checkpointed(model):
 
 
 def step(model, inputs):
-    """Processor seconds of a forward and a backward, and the peak beyond what was held, bytes."""
+    """Runs a forward and a backward. Returns the processor time (s) and the peak beyond the bytes held before (bytes)."""
     for p in model.parameters():
         p.grad.zero_()
     before = _torch.meter_reset()
@@ -155,7 +156,7 @@ def step(model, inputs):
 
 
 def peak(model, inputs):
-    """The largest peak of a few steps, bytes; memory that remat keeps for the next step is given back before each."""
+    """The largest peak of three steps, in bytes. Before each step, remat releases the memory that it keeps for the next step."""
     found = 0
     for _ in range(3):
         if remat.is_wrapped(model):
@@ -209,7 +210,7 @@ class Parameters(nn.Module):
 
 
 def fixed():
-    """What planning and wrapping cost by themselves."""
+    """Costs of planning and wrapping that do not depend on kernels."""
     x = torch.rand(640)
     for who, model in (("plain", Parameters()), ("wrapped", remat.wrap(Parameters(), (x,)))):
         times = []
@@ -232,7 +233,7 @@ def fixed():
 
 
 def captured():
-    """Memory of capturing and profiling a step, whose budget is too small for it to run."""
+    """Memory of capture and profile. The budget is too small for a plan, so the step never runs."""
     for name, work in WORKS.items():
         torch.manual_seed(0)
         model, inputs = work()
@@ -247,7 +248,7 @@ def captured():
 
 
 def accumulated():
-    """Gradients of a network that is all parameters: memory of the second micro-batch beyond what is held but gradients."""
+    """Peak of a micro-batch that accumulates gradients, beyond parameters and inputs. The model is nearly all parameters."""
     for who in ("eager", "remat"):
         model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
         x = torch.rand(2, 1024)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Time and memory of training steps of a GPT-2-like model: eager mode, checkpointing of every block, and wrapped modules.
+/// Measures time and memory of training steps of a GPT-2-like model: eager mode, checkpointing of every block, wrapped modules.
 ///
-/// The contestants take turns within a round, in rotating order; a ratio is the median over rounds of (time / eager time of the
-/// same round). Peaks are measured, beyond what is held at the start of a step.
+/// All contestants take one step per round, in rotating order. A time ratio is the median over rounds of (time / eager time of
+/// the same round). Peaks are measured in bytes, beyond the bytes that are live at the start of a step.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// Runs a block without keeping its activations, and once more in the backward.
+/// Runs a block without keeping its activations. The backward runs the block again.
 struct checkpoint : torch::autograd::Function<checkpoint> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, models::block_net* block) {
     context->saved_data["block"] = reinterpret_cast<int64_t>(block);
@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
     remat::pytorch::wrap_options o;
     o.budget = b;
     o.limits.seconds = seconds;
-    o.cache = remat::pytorch::plan_cache("");  // every plan is searched
+    o.cache = remat::pytorch::plan_cache("");  // no cache: search for every plan
     o.log = [](const std::string& text) { std::cerr << text << "\n"; };
     auto m = remat::pytorch::wrap(make(false), std::tuple(ids, target), o);
     std::cerr << m->report().text() << "\n";

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first ten minutes on a GPU: is remat right there, does it keep its budgets, and is it fast?
+"""The first ten minutes on a GPU: is remat correct on it, does it keep its budgets, and is it fast?
 
     devices    the device, its driver, memory, versions
     suites     the test suites for devices, in Python and, if they are built, in C++
     bits       six models train to the same bits with and without remat
     memory     measured peaks against budgets; reserved memory against planned memory
     speed      step times of eager mode, block checkpointing, torch.compile and remat
-    finetune   all of a model of 3 billion parameters trains in a quarter of what its weights, gradients and states take
+    finetune   full training of a model of 3 billion parameters in a quarter of the bytes of its weights, gradients and states
 
 Prints one table and writes a JSON file. The exit code is 1 if there is no usable device or a row failed.
-Each part has a share of --minutes; time that it leaves goes to the next ones. Building and installing come on top.
+Each part has a share of --minutes. Unused time goes to the next parts. Building and installing are not included.
 """
 
 from __future__ import annotations

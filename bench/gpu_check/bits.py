@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrapped training equals plain training bit by bit, wherever plain training equals itself."""
+"""The part `bits`: wrapped training equals plain training bit by bit, if two runs of plain training are equal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cases(tiny: bool) -> list[str]:
 
 
 def train(c: Context, name: str, budget: str | int | None) -> tuple[dict, torch.nn.Module]:
-    """Losses, parameters, buffers and the generator after each step, by (step, name); and the model."""
+    """Trains a model. Returns (losses, parameters, buffers and generator states by (step, name); the model)."""
     make, sample, half = models(c.tiny)[name]
     steps = 3 if c.tiny else 5
     torch.manual_seed(1)
@@ -47,7 +47,7 @@ def train(c: Context, name: str, budget: str | int | None) -> tuple[dict, torch.
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """The same bits; NaN equals itself."""
+    """True if both tensors have the same bits. So NaN equals NaN."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
 
 
@@ -56,7 +56,7 @@ def differences(a: dict, b: dict) -> list[tuple[int, str]]:
 
 
 def operators(caught: list) -> list[str]:
-    """Those that PyTorch says have no deterministic kernel."""
+    """Names of the operators without a deterministic kernel, from PyTorch's warnings."""
     found = (re.match(r"(\S+) does not have a deterministic implementation", str(w.message)) for w in caught)
     return sorted({m[1] for m in found if m})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package to check: built here, in a build folder that is there, or a wheel. It needs Python alone."""
+"""The package to check: built now, from an existing build folder, or from a wheel. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Failed(Exception):
-    """One sentence that says why there is no package."""
+    """There is no package. The message is one sentence with the reason."""
 
 
 @dataclasses.dataclass
@@ -24,7 +24,7 @@ class Package:
     folder: pathlib.Path | None  #: the build folder; None: the package is installed
 
     def environment(self) -> dict[str, str]:
-        """For processes that import remat, the modules here and `emulated`."""
+        """Environment for processes that import remat, the modules of this folder and `emulated`."""
         paths = [ROOT / "bench/gpu_check", ROOT / "bench", ROOT / "adapters/python/tests"]
         env = dict(os.environ)
         if self.folder is not None:
@@ -35,8 +35,10 @@ class Package:
         return env
 
     def suite(self, name: str, tiny: bool) -> list[str] | None:
-        """The command of a C++ suite on the device, if it is built and not older than the library. tiny: without its comparisons of
-        many schedules."""
+        """The command that runs a C++ suite on the device. None if the suite is not built, or older than the library.
+
+        tiny: leave out comparisons of many schedules.
+        """
         if self.folder is None:
             return None
         programs, library = self.folder / "adapters/torch/tests", self.folder / "adapters/torch/libremat_torch.so"
@@ -48,7 +50,7 @@ class Package:
 
 
 def prepare(options: argparse.Namespace) -> Package:
-    """Builds or installs what is asked for. Raises Failed."""
+    """Finds, builds or installs the package that the options name. Raises Failed."""
     python = options.python or str(ROOT / ".venv/bin/python")
     if options.built:
         folder = pathlib.Path(options.built).resolve()

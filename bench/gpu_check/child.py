@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that runs cases of one part on the device of REMAT_TEST_DEVICE, and tells its parent by a log.
+"""A process that runs cases of one part on the device of REMAT_TEST_DEVICE. It reports to its parent through a log file.
 
 usage: child.py PART LOG SECONDS [--tiny] [CASE...]
 """

@@ -8,13 +8,13 @@ import gc
 import os
 import time
 
-import emulated  # starts the device of REMAT_TEST_DEVICE
+import emulated  # the import starts the device of REMAT_TEST_DEVICE
 import torch
 from report import Log
 
 
 class Context:
-    """Where cases run, and what they may take."""
+    """Device, time limit and log of the cases."""
 
     def __init__(self, log: Log, tiny: bool, seconds: float):
         self.log, self.tiny = log, tiny
@@ -23,14 +23,14 @@ class Context:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds."""
+        """Remaining time, in seconds."""
         return self._end - time.monotonic()
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize()
 
     def autocast(self, on: bool = True):
-        """bf16 for the kernels that gain by it."""
+        """A context of bf16 autocast if `on`; otherwise an empty context."""
         return torch.autocast(self.device.type, torch.bfloat16) if on else contextlib.nullcontext()
 
     def has_bf16(self) -> bool:
@@ -41,7 +41,7 @@ class Context:
         return tuple(t.to(self.device) for t in inputs)
 
     def free(self) -> None:
-        """Gives all that is unused back to the device, and starts the peaks anew."""
+        """Frees unused memory of the device and resets its peaks."""
         gc.collect()
         if not torch.accelerator.is_available():
             return
@@ -59,18 +59,18 @@ class Context:
         return torch.accelerator.max_memory_reserved()
 
     def verdict_of_time(self, good: bool) -> tuple[str, str]:
-        """Verdict and cause of a goal about time."""
+        """(verdict, cause) of a goal about time. Emulated devices are not judged."""
         if self.emulated:
             return "not judged", "emulated"
         return ("passed", "") if good else ("failed", "the goal is missed")
 
     def options(self) -> dict:
-        """For `remat.wrap`: a limit for searches, so that parts end in time; and nothing runs unplanned in silence."""
+        """Options of `remat.wrap`: a short time limit of searches, and an exception instead of a fallback."""
         return {"time_limit": 1 if self.tiny else 6, "on_refuse": "raise"}
 
 
 def deterministic() -> None:
-    """Kernels that give the same bits each time, where PyTorch has them; it warns of the others."""
+    """Selects deterministic kernels. PyTorch warns about operators that have none."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All parameters of a model train with AdamW in far less memory than its weights, gradients and states take, against offloading by hand.
+"""The part `finetune`: trains all parameters of a model with AdamW, in far less memory than its weights, gradients and states.
 
-Peaks are beyond what is held before the model is there: libraries keep their workspaces from one training to the next.
+The contestant is offloading written by hand. Peaks do not count memory that was held before the model was made, because libraries keep
+their workspaces from one training to the next.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def cases(tiny: bool) -> list[str]:
 
 
 def draw(c: Context, pinned: bool) -> tuple[torch.nn.Module, tuple]:
-    """The model on the host with weights that depend on the seed only, and its inputs on the device."""
+    """The model on the host, with weights that depend only on the seed, and its inputs on the device."""
     make, sample = llama_3b(c.tiny)
     with torch.device("meta"):
         model = make()
@@ -41,7 +42,7 @@ def draw(c: Context, pinned: bool) -> tuple[torch.nn.Module, tuple]:
 
 
 def by_hand(c: Context, module: torch.nn.Module) -> None:
-    """Weights of `module` come to the device for its forward, and again for its backward, which recomputes it. Gradients go to the host."""
+    """Copies weights of `module` to the device for its forward, and again for the recomputation in its backward. Gradients go to the host."""
     plain = module.forward
 
     def forward(*args):
@@ -59,7 +60,7 @@ def by_hand(c: Context, module: torch.nn.Module) -> None:
 
 
 def train(c: Context, model: torch.nn.Module, inputs: tuple, optimizer: torch.optim.Optimizer, context) -> tuple[list[float], float]:
-    """Losses, and seconds of a step."""
+    """Returns the losses and the seconds of a step."""
     losses, times = [], []
     for k in range(3):
         c.synchronize()
@@ -109,7 +110,7 @@ def run(c: Context, case: str) -> None:
 
 
 def hand_made(c: Context, case: str, model: torch.nn.Module, inputs: tuple, limit: int, held: int) -> float | None:
-    """Seconds of a step, or None if it fails."""
+    """Seconds of a step with offloading by hand; None if the training fails."""
     for module in (model.tokens, *model.blocks, model.norm, model.head):
         by_hand(c, module)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part `devices`: what `remat.devices()` says, and what runs here. It also chooses the device."""
+"""The part `devices`: reports the entries of `remat.devices()` and the versions of the software, and chooses the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cases(tiny: bool) -> list[str]:
 
 
 def driver() -> str:
-    """The version of NVIDIA's driver, or why there is none."""
+    """The version of NVIDIA's driver, or the reason why it is unknown."""
     try:
         done = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
         return first_line(done.stdout or done.stderr)
@@ -28,7 +28,10 @@ def driver() -> str:
 
 
 def choose(found: list[dict], wanted: str) -> tuple[dict | None, str]:
-    """The device that is meant, or one sentence that says why there is none. `wanted`: a name, or empty for the first accelerator."""
+    """Returns (device, problem). If no usable device matches, device is None and problem is one sentence with the reason.
+
+    wanted: name of a device; empty for the first usable accelerator.
+    """
     accelerators = [d for d in found if d["device"] != "cpu"]
     if wanted == "cpu":
         return None, "cpu is the host, and this checks accelerators"

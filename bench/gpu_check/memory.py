@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured memory against planned memory: the peak, and what PyTorch's allocator reserves for a step."""
+"""The part `memory`: compares the planned peak with the measured peak, and with the memory that PyTorch's allocator reserves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure(c: Context, name: str, budget: str) -> None:
         what, smallest = f"{size(e.needed * 1.02)}, as {budget} is too little", int(e.needed * 1.02)
         remat.wrap(model, batch, budget=smallest, **c.options())
     session = remat.of(model)
-    model(*batch).backward()  # the first step learns what the loss makes of the outputs
+    model(*batch).backward()  # the first step learns how the loss uses the outputs
     model.zero_grad(set_to_none=False)
     session.release()
     c.free()

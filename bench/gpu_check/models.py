@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of torch alone, for the parts `bits`, `memory` and `finetune`. Each forward gives the loss."""
+"""Models for the parts `bits`, `memory` and `finetune`, written with torch only. Each forward returns the loss."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gpt(nn.Module):
 
 
 def rotate(x, angles):
-    """Rotary positions. x: batch, heads, length, width of a head."""
+    """Rotary position embedding. x: (batch, heads, length, width of a head)."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
@@ -160,7 +160,7 @@ def _maps(batch, size):
 
 
 def models(tiny: bool) -> dict:
-    """name: (makes the model, makes the inputs of a step on the host, under bf16 autocast)."""
+    """Models by name: (function that makes the model, function that makes the inputs of a step on the host, True for bf16 autocast)."""
     def of(small, large):
         return small if tiny else large
 
@@ -176,7 +176,7 @@ def models(tiny: bool) -> dict:
 
 
 def llama_3b(tiny: bool) -> tuple:
-    """(makes the model, its inputs): 3.2 billion parameters, or hardly any."""
+    """(function that makes the model, function that makes its inputs). The model has 3.2 billion parameters, or few if `tiny`."""
     if tiny:
         return lambda: Llama(64, 64, 4, 2, 128, 3), _ids(64, 4, 32)
     return lambda: Llama(32000, 3072, 24, 8, 8192, 28), _ids(32000, 4, 1024)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs parts in processes of their own, within limits of time. It needs Python alone."""
+"""Runs each part in its own processes, within time limits. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import time
 from build import ROOT, Package
 from report import FAILED, NOT_AVAILABLE, PASSED, cause_of_end, cause_of_text, read, say
 
-#: Parts, and their shares of the time.
+#: Parts and their shares of the total time.
 PARTS = {"devices": 0.03, "suites": 0.12, "bits": 0.17, "memory": 0.08, "speed": 0.45, "finetune": 0.15}
-DEVICES_SECONDS = 90.0  #: most that the part `devices` may take
+DEVICES_SECONDS = 90.0  #: time limit of the part `devices`
 SUITES = ("torch_streams", "torch_executor")
 HERE = pathlib.Path(__file__).resolve().parent
-#: Matrix products of cuBLAS give the same bits each time with it.
+#: Makes matrix products of cuBLAS deterministic.
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
@@ -28,7 +28,7 @@ class Runner:
     def __init__(self, package: Package, options: argparse.Namespace):
         self._package, self._options = package, options
         self._cache = tempfile.TemporaryDirectory()
-        self._env = package.environment() | {"XDG_CACHE_HOME": self._cache.name}  # nothing that was measured or planned before counts
+        self._env = package.environment() | {"XDG_CACHE_HOME": self._cache.name}  # an empty cache: ignores earlier profiles and plans
         self._end = time.monotonic() + 60 * options.minutes
         self.rows: list[dict] = []
         self.device = self.name = ""
@@ -37,7 +37,7 @@ class Runner:
         self.found: list[dict] = []
 
     def _limit(self, part: str, chosen: list[str]) -> float:
-        """Seconds for a part: its share of what is left."""
+        """Time limit of a part in seconds: its share of the remaining time."""
         later = chosen[chosen.index(part):]
         return max(1.0, (self._end - time.monotonic()) * PARTS[part] / sum(PARTS[p] for p in later))
 
@@ -47,7 +47,7 @@ class Runner:
     # --- the device ----------------------------------------------------------------------------------------------------------
 
     def find_device(self) -> str:
-        """Chooses the device. Returns one sentence if there is none that is usable."""
+        """Chooses the device. Returns an empty text, or one sentence if no device is usable."""
         wanted = self._options.device or os.environ.get("REMAT_TEST_DEVICE", "")
         kind = wanted.split(":")[0]
         self.emulated = kind == "emulated" or (kind == "cuda" and "libemulated_cuda.so" in os.environ.get("LD_PRELOAD", ""))
@@ -99,7 +99,7 @@ class Runner:
             self._row("suites", name, kind, verdict, cause, "passes", says=told.strip(), seconds=seconds)
 
     def _cases(self, part: str, limit: float) -> dict:
-        """Runs the cases of a part. A case that kills its process or hangs fails, and the next ones run in a process of their own."""
+        """Runs the cases of a part in a process. If a case kills the process or hangs, it fails, and the next cases run in a new process."""
         end, told, left = time.monotonic() + limit, {}, None
         while left is None or left:
             with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +112,7 @@ class Runner:
                     self.rows.append({"part": part} | entry["row"])
             begun, ended = [e["begin"] for e in entries if "begin" in e], [e["end"] for e in entries if "end" in e]
             left = told.get("cases", []) if left is None else left
-            if not begun:  # the process did not get so far
+            if not begun:  # the process ended before its first case
                 told.setdefault("problem", cause or cause_of_text(errors.strip().splitlines()[-1] if errors.strip() else "it said nothing"))
                 self._row(part, ", ".join(left) or "start", "", FAILED, told["problem"])
                 break
@@ -126,7 +126,7 @@ class Runner:
         return told
 
     def _child(self, part: str, log: pathlib.Path, end: float, cases: list[str] | None) -> tuple[str, str]:
-        """Runs cases in a process until it ends, or a case takes longer than its limit. Returns why it did not end well, and its errors."""
+        """Runs cases in a process until it ends, or until a case exceeds its limit. Returns (cause of a failure, error output)."""
         env = self._env | (DETERMINISTIC if part == "bits" else {})
         seconds = end - time.monotonic()
         more = [*(["--tiny"] if self._options.tiny else []), *(cases or [])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of results, causes of failures, and the table. It needs Python alone."""
+"""Rows of results, causes of failures, and the table. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASSED, FAILED, NOT_JUDGED, NOT_AVAILABLE, TOLD = "passed", "failed", "not judge
 
 
 class Log:
-    """What a process that runs cases tells its parent: one JSON object a line. Rows survive a process that dies."""
+    """Messages from a process that runs cases to its parent: a file with one JSON object per line. It survives the death of the process."""
 
     def __init__(self, path: str | os.PathLike):
         self._path = path
@@ -37,7 +37,7 @@ class Log:
 
 
 def read(path: str | os.PathLike) -> list[dict]:
-    """The entries so far; a last line that is not complete is left out."""
+    """The entries so far. An incomplete last line is ignored."""
     try:
         text = pathlib.Path(path).read_text()
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def first_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else line[:most] + " ..."
 
 
-#: What errors of drivers and of emulated hardware say when the device takes no more work.
+#: Phrases in errors of drivers and of emulated hardware that mean that the device is lost.
 _LOST = ("device is lost", "device lost", "cuda error", "hip error", "unspecified launch failure", "illegal memory access",
          "device-side assert", "fell off the bus", "ecc error")
 
@@ -87,12 +87,12 @@ def cause_of(error: BaseException) -> str:
 
 
 def lost(cause: str) -> bool:
-    """No other case can run in this process."""
+    """True if the device is lost, so no other case can run in this process."""
     return cause.startswith("device lost")
 
 
 def cause_of_end(code: int, errors: str) -> str:
-    """One sentence for a process that ended by itself with `code`."""
+    """One sentence for a process that ended with exit code `code`."""
     if code < 0:
         import signal
 
@@ -105,12 +105,12 @@ def cause_of_end(code: int, errors: str) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes as people read them."""
+    """Bytes as text with a unit."""
     return f"{n / 2**30:.2f} GiB" if abs(n) >= 2**30 else f"{n / 2**20:.2f} MiB"
 
 
 def table(rows: list[dict]) -> str:
-    """All rows as one Markdown table whose columns are aligned. Long causes follow it."""
+    """All rows as one Markdown table with aligned columns. Long causes follow as notes."""
     header, notes = ["part", "case", "what", "figures", "goal", "verdict"], []
     lines = [header]
     for r in rows:

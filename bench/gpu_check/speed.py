@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of steps (forward and backward) against eager mode in the same run, in the memory of eager mode, of a checkpoint around every
-block, and in half of the latter.
+"""The part `speed`: times of steps (forward and backward) relative to eager mode in the same run.
 
-All contestants share one set of parameters and gradients. They take turns; a turn has a step that is not timed, then timed ones.
-A ratio is the median over turns of (median time / that of eager mode in the same turn). Peaks are beyond what is held when a step begins.
+The memory limits are the peak of eager mode, the peak of checkpointing every block, and half of that. All contestants share one set of
+parameters and gradients. They take turns; a turn has one step that is not timed, and then timed steps. A ratio is the median over turns
+of (median time / median time of eager mode in the same turn). Peaks do not count bytes held at the start of a step.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import remat
 EAGER, CHECKPOINT, COMPILE, OURS, GRAPH = "eager", "checkpoint per block", "torch.compile", "remat", "remat, graph=True"
 FULL, PEAK, HALF = "full memory", "checkpoint's peak", "half of it"
 TURNS, STEPS = 4, 5
-FASTER = 0.94  #: of the time of block checkpointing at its own peak
-EVEN = 1.0  #: of the time of eager mode in its memory
+FASTER = 0.94  #: goal at the peak of block checkpointing, relative to the time of block checkpointing
+EVEN = 1.0  #: goal in the memory of eager mode, relative to the time of eager mode
 
 
 class Contestant:
@@ -57,7 +57,7 @@ def zero(model: torch.nn.Module) -> None:
 
 
 def peak(c: Context, model: torch.nn.Module, inputs: tuple, half: bool) -> int:
-    """The largest peak of a few steps beyond what was held, bytes; memory kept for the next step is given back before each."""
+    """The largest peak of a few steps beyond the bytes held before, in bytes. remat releases kept memory before each step."""
     found = 0
     for _ in range(2 if c.tiny else 3):
         if remat.is_wrapped(model):
@@ -106,7 +106,7 @@ def compiled(c: Context, model: torch.nn.Module, inputs: tuple, half: bool, shar
 
 
 def candidates(c: Context, model: torch.nn.Module, inputs: tuple, half: bool, limits: dict[str, int]) -> list[tuple]:
-    """(name, memory, function that makes the model) of what remat makes."""
+    """The contestants of remat: (name, memory limit, function that makes the model)."""
     budgets = {memory: None if memory == FULL else limit for memory, limit in limits.items()}
     return [(who, memory, lambda b=budget, o=options: wrapped(c, model, inputs, half, b, **o))
             for who, options in ((OURS, {}), (GRAPH, {"graph": True})) for memory, budget in budgets.items()]
@@ -117,7 +117,7 @@ def run(c: Context, name: str) -> None:
     half = half and c.has_bf16()
     torch.manual_seed(0)
     try:
-        with torch.device("cpu" if c.emulated else c.device):  # large weights are drawn on the device
+        with torch.device("cpu" if c.emulated else c.device):  # drawing large weights is faster on the device
             model, inputs = make(c.tiny)
     except ImportError as e:
         return c.log.row(name, "all", NOT_AVAILABLE, f"{e}: pip install transformers torchvision")
@@ -165,7 +165,7 @@ def run(c: Context, name: str) -> None:
     race(contestants, end - 0.4 * seconds)
     for who in contestants:
         tell(c, name, who, eager, block, limits)
-    # Compiling takes longest, and so it comes last. Each compiled model is alone with eager mode: compilers share what they made.
+    # Compiled models come last, because compiling takes longest. Each one races only eager mode, because torch.compile reuses compiled graphs.
     if c.emulated:
         return c.log.row(name, COMPILE, NOT_AVAILABLE, "torch.compile makes no kernels for an emulated device")
     del contestants[2:]

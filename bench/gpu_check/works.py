@@ -45,5 +45,5 @@ def unet(tiny: bool):
     return Loss(net, classification, [*net.down, *net.join]), (torch.randn(n, 3, side, side), torch.randint(4, (n, side, side)))
 
 
-#: name: (makes the model and its inputs, under bf16 autocast)
+#: Models by name: (function that makes the model and its inputs, True for bf16 autocast)
 WORKS = {"GPT-2": (gpt2, True), "ResNet-50": (resnet50, True), "U-Net": (unet, True), "Llama 1 B": (llama, True)}

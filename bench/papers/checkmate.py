@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of Checkmate: the largest batch that trains in the memory of a card at the cost of at most one extra forward.
+"""The table of Checkmate: the largest batch that trains in the memory of a card with an extra time of at most one forward.
 
-A step takes parameters, buffers, inputs, activations and new gradients; there is no optimizer. One extra forward is the time of the
-model's own forward as a share of its step. The linear relaxation with rounding is given `--seconds` per batch and graphs of at most
-`--rounding` operations; "-" says that it has more.
+The memory of a step counts parameters, buffers, inputs, activations and new gradients. There is no optimizer. The linear relaxation
+with rounding has a time limit of `--seconds` per batch. It skips graphs of more than `--rounding` operations and prints "-" for them.
 
     python bench/papers/checkmate.py [--models VGG19,U-Net] [--device v100-sxm-16gb] [--measure] [-o papers]
 """
@@ -23,7 +22,7 @@ CLAIMED = {"VGG19": "167 / 197 / 266 / 289", "U-Net": "57", "FCN8": "57", "SegNe
 
 
 class Batches:
-    """Problems per batch. Bytes and seconds are affine in the batch: two captures give those of all."""
+    """Problems by batch size. Bytes and seconds are affine in the batch size, so two captures determine all problems."""
 
     LOW, HIGH = 8, 16
 
@@ -47,12 +46,12 @@ class Batches:
         return {**self.low, "values": listed("values", "bytes", False), "operations": listed("operations", "workspace", True)}
 
     def checked(self, batch: int) -> tables.Problem:
-        """The captured problem of that batch."""
+        """The problem of a batch size by capture, to check `at`."""
         return tables.captured(self.name, self.card, batch)[0]
 
 
 def fits(problem: tables.Problem, memory: int, solver: str, seconds: float) -> bool:
-    """Is there a plan within the memory, at no more than one extra forward?"""
+    """True if a plan fits the memory (bytes) with an extra time of at most one forward."""
     plain = tables.once(problem)
     if plain["peak"] <= memory:
         return True
@@ -72,7 +71,7 @@ def computed(given: argparse.Namespace) -> None:
             if solver == "checkmate-rounding" and len(batches.low["operations"]) > given.rounding:
                 found[method] = None
                 continue
-            low = found.get("store all") or 0  # every method may store all
+            low = found.get("store all") or 0  # no method is worse than store-all
             high = 2 * low or 2
             while fits(batches.at(high), given.card.memory, solver, given.seconds):
                 low, high = high, 2 * high
@@ -104,7 +103,7 @@ def computed(given: argparse.Namespace) -> None:
 
 
 def measured(given: argparse.Namespace) -> None:
-    """Within a smaller budget: the batch that `remat.largest` names is trained, and its peak is measured."""
+    """Trains the batch that `remat.largest` finds for a small budget on this processor, and measures its peak."""
     table = tables.Table("checkmate-measured", ["model", "budget, MiB", "largest batch", "measured peak / budget"],
                          "On this processor, one thread, at most a third of extra time. Peaks are with all that is held.")
     for name in given.models:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How far `automatic` is from its proven bounds on the models of this folder, which no constant was chosen on.
+"""Gaps between plans and bounds of `automatic` on the models of this folder. No constant of the solvers was tuned on these models.
 
-The steps are captured on `meta` for the rates of a card. Each cell is "bound / plan": extra time in % of a step that computes everything
-once. A budget of N % is held + N % of what that step needs beyond. "-": proven impossible; "none": no plan was found.
+The steps are captured on `meta` for the rates of a card. Each cell is "bound / plan": extra times in % of the time of store-all. A
+budget of N % is held + N % of (peak of store-all - held). "-": proven impossible. "none": no plan was found.
 
     python bench/papers/gaps.py --program build/remat [--models U-Net,FNO] [--device h100-sxm] [--seconds 20] [-o papers]
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the papers, each in three sizes: `paper` for computed tables, `host` to be measured on a processor, `tiny` for tests.
+"""The models of the papers in three sizes: `paper` for computed tables, `host` for measurements on a processor, `tiny` for tests.
 
-A model returns its loss. The sizes under `paper` are ours where the abstract of the paper does not give them.
+A model returns its loss. Sizes `paper` that the abstract of a paper does not give are our choice.
 """
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ Data = Callable[..., tuple[Tensor, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model by size. `make` and `data` take the numbers of a size; `data` also the batch and the device."""
+    """A model in all sizes. `make(**sizes[size])` makes the network, `data(batch, device, **sizes[size])` the inputs of a step."""
 
     make: Callable[..., nn.Module]
     loss: Callable[..., Tensor]
     data: Data
     sizes: Mapping[str, Mapping[str, Any]]
     batches: Mapping[str, int]
-    on_host: bool = False  #: the constructor reads data, and cannot run on `meta`
+    on_host: bool = False  #: True if the constructor reads data, so it cannot run on `meta`
 
 
 WORKS: dict[str, Work] = {}
 
 
 def build(name: str, size: str, *, device: str = "cpu", batch: int | None = None) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model with the arguments of a step, the same each time. Raises ValueError for a name or a size that is unknown."""
+    """A model and the arguments of a step. Each call makes the same weights and data. Raises ValueError for an unknown name or size."""
     if name not in WORKS:
         raise ValueError(f"model {name!r} is unknown; known are {', '.join(WORKS)}")
     if size not in SIZES:
@@ -111,7 +111,7 @@ def regnet(kind: str, classes: int, **_: Any) -> nn.Module:
 
 
 def transformers_model(kind: str, **fixed: Any) -> Callable[..., nn.Module]:
-    """A causal language model from a configuration; `width`, `depth` and `heads` under the names of that kind."""
+    """A function that makes a causal language model of transformers. It translates `width`, `depth` and `heads` to the names of `kind`."""
 
     def make(words: int, length: int, width: int, depth: int, heads: int, **options: Any) -> nn.Module:
         import transformers
@@ -137,7 +137,7 @@ def u_net(width: int, levels: int, classes: int, **_: Any) -> nn.Module:
 
 
 def sized(make: Callable[..., nn.Module], *names: str) -> Callable[..., nn.Module]:
-    """`make` with those numbers of a size that it takes."""
+    """A function that calls `make` with the entries `names` of a size."""
     return lambda **size: make(**{n: size[n] for n in names})
 
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of OffMate: steps with AdamW whose weights and optimizer states move between a card and its host.
 
-The step is captured on `meta`, in bfloat16. `bench_offload` (bench/offload.cpp) then moves weights and states and adds an AdamW update per
-weight, and plans recomputation and all copies together. 100 % is a step with everything on the card. "host" updates on the host, in its
-memory; "device" updates on the card. Memory counts weights, states, gradients and activations. `--rate` is the link's, each way.
-Nothing here was run on the card. `bench/offmate.py` measures such steps on an emulated device; --measure starts it.
+The step is captured on `meta`, in bfloat16. `bench_offload` (bench/offload.cpp) then adds an AdamW update per weight, allows weights and
+states to move, and plans recomputation and all copies together. 100 % is a step with everything on the card. "host" updates weights on
+the host, "device" on the card. Memory counts weights, states, gradients and activations. `--rate` is the rate of the link in each
+direction. All numbers are computed; nothing ran on the card. With --measure, `bench/offmate.py` measures steps on an emulated device.
 
     python bench/papers/offmate.py --bench-offload build/bench/bench_offload [--models Llama-like] [--device a100-sxm-40gb] [-o papers]
 """
@@ -28,7 +28,7 @@ SHARES = (0.5, 0.3, 0.2, 0.1, 0.05)
 
 
 def planned(program: pathlib.Path, file: pathlib.Path, kind: str, link: float, seconds: float) -> list[tuple[float | None, float | None]]:
-    """Proven bound and plan per share of memory: extra time in per cent; None: none."""
+    """Per share of memory: (proven bound, plan), as extra time in per cent. None: no bound, or no plan."""
     told = subprocess.run([program, file, "--weights", kind, "--anywhere", "--joint", "-r", f"{link:.4f}", "-b", ",".join(map(str, SHARES)), "-t", str(seconds)],
                           check=True, capture_output=True, text=True).stdout
     cells = [cell.strip() for cell in told.splitlines()[-1].strip("| ").split("|")][2:]

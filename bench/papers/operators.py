@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Spectral(nn.Module):
-    """A linear map of the lowest frequencies, to a grid of any size."""
+    """A linear map on the lowest frequencies. The output grid may have another size."""
 
     def __init__(self, inputs: int, outputs: int, modes: int):
         super().__init__()
@@ -29,7 +29,7 @@ class Spectral(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """The convolutions beside the spectrum in a block of U-FNO: two steps down, two up."""
+    """The U-Net branch of a block of U-FNO: two steps down, two steps up."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -46,7 +46,7 @@ class SmallUNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Spectral map and pointwise map, added; with `unet` that of U-FNO as well. `scale` changes the grid, as UNO does."""
+    """The sum of a spectral map and a pointwise map, and of the U-Net branch of U-FNO if `unet`. `scale` resizes the grid, as in UNO."""
 
     def __init__(self, inputs: int, outputs: int, modes: int, scale: float = 1, unet: bool = False):
         super().__init__()

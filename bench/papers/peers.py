@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak against time on this processor: eager mode, a checkpoint around every block, torch.compile with activation budgets, and remat.
 
-Contestants take turns within a round, in rotating order, on `--threads` threads. A time is the median over rounds of the ratio of
-processor times to eager mode's in that round. Peaks are beyond what is held when a step begins; gradients are there and zeroed in place.
-torch.compile needs a compiler.
+All contestants take one step per round, in rotating order, on `--threads` threads. A time is the median over rounds of (processor time
+/ processor time of eager mode in the same round). Peaks do not count bytes held at the start of a step. Gradients exist before the step
+and are zeroed in place. torch.compile needs a compiler.
 
     python bench/papers/peers.py [--models gpt2,unet] [--rounds 7] [-o papers]
 """
@@ -24,14 +24,14 @@ import remat
 from remat import _torch
 
 NAMES = [name for name in step.WORKS if name != "gpt2 dropout"]
-Contestant = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]  # a model with the arguments of a step
+Contestant = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]  # (model, arguments of a step)
 FRACTIONS = (1.0, 0.7, 0.5, 0.3)
 
 
 def compiled(name: str, fraction: float) -> Contestant:
-    """A model that is compiled, and has made a step, with that activation budget."""
+    """A model compiled with an activation budget, after one step."""
     model, inputs = step.make(name)
-    plain = type(model).forward  # code of its own: a graph compiled with another budget must not be found for it
+    plain = type(model).forward  # a code object of its own, or torch.compile would reuse a graph with another budget
     model.forward = types.MethodType(types.FunctionType(plain.__code__.replace(), plain.__globals__), model)
     made = torch.compile(model)
     with config.patch(activation_memory_budget=fraction):
@@ -40,7 +40,7 @@ def compiled(name: str, fraction: float) -> Contestant:
 
 
 def planned(name: str, fraction: float, eager: int) -> Contestant | None:
-    """A model wrapped at a share of eager's peak; None if no plan fits."""
+    """A model wrapped with an activation budget of `fraction` of eager's peak (bytes); None if no plan fits."""
     model, inputs = step.make(name)
     try:
         remat.wrap(model, inputs, planner=remat.Planner(activation_budget=int(fraction * eager), first_limit=20))

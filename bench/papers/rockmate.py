@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of Rockmate and HiRemate: memory saved at 10 and 20 % extra time, planning time, and the proven bound.
 
-Memory is activation memory: what a step takes beyond parameters, buffers, inputs and gradients, all of which exist before it, as
-Rockmate counts. 100 % is a step that computes everything once and frees each value after its last use.
+Memory is activation memory in Rockmate's terms: the bytes beyond parameters, buffers, inputs and gradients, which all exist before the
+step. 100 % is the activation memory of store-all.
 
     python bench/papers/rockmate.py [--models GPT-2,FNO] [--device rtx8000] [--measure] [-o papers]
 """
@@ -17,7 +17,7 @@ import tables
 from tables import percent
 
 NAMES = ["GPT-2", "ResNet-101", "RegNet-32", "U-Net", "MLP-Mixer", "Transformer", "FNO", "U-FNO", "UNO"]
-GOAL = 0.6  # of the activations saved, at 10 % extra time
+GOAL = 0.6  # share of activation memory to save at 10 % extra time
 
 
 def verdict(at_goal: dict[str, float | None], operation: float) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts of this folder share: problems of models, searches over budgets, and files for tables and plots."""
+"""Shared code of the scripts in this folder: problems of models, searches over budgets, and files for tables and plots."""
 from __future__ import annotations
 
 import argparse
@@ -17,7 +17,7 @@ Problem = dict[str, Any]
 
 
 def captured(name: str, card: remat.Card, batch: int | None = None) -> tuple[Problem, float]:
-    """The problem of a training step at paper size, captured on `meta`; and the seconds that took, without those of building the model."""
+    """Captures a training step of size `paper` on `meta`. Returns (problem, seconds of the capture without building the model)."""
     model, args = models.build(name, "paper", device="meta", batch=batch)
     return problem_of(model, args, card)
 
@@ -35,7 +35,7 @@ def held(problem: Problem) -> int:
 
 
 def accumulating(problem: Problem, card: remat.Card) -> Problem:
-    """The step whose gradients exist before it: each new one is added to the old one at once, and freed."""
+    """The problem of a step whose gradients exist before it. Each new gradient is added to the old gradient at once and freed."""
     assert card.roofline is not None
     values = list(problem["values"])
     operations: list[dict[str, Any]] = []
@@ -62,32 +62,32 @@ def forward_seconds(problem: Problem) -> float:
 
 
 def once(problem: Problem) -> dict[str, Any]:
-    """The schedule that computes everything once, with its peak in bytes and its seconds."""
+    """The schedule store-all, with its peak (bytes) and its time (s)."""
     plan: dict[str, Any] = remat.solve(problem, 1 << 52, solver="store_all")
     return plan
 
 
 def working_set(problem: Problem, operation: dict[str, Any]) -> int:
-    """Bytes of what an operation reads and writes beyond what is held, with its workspace. A result in the place of an argument takes nothing."""
+    """Bytes of the values that an operation reads and writes, without held values, plus its workspace. In-place results count 0 bytes."""
     values, in_place = problem["values"], {pair[0] for pair in operation.get("overwrites", [])}
     touched = {*operation["inputs"], *operation["outputs"]} - in_place
     return int(sum(values[v]["bytes"] for v in touched if not values[v].get("held")) + operation.get("workspace", 0))
 
 
 class Budgets:
-    """Plans of a problem for shares of its activations: what a step without recomputation takes beyond what is held."""
+    """Plans of a problem for budgets that are shares of its activations (peak of store-all - held bytes)."""
 
     def __init__(self, problem: Problem, time_limit: float):
         self.problem, self.time_limit = problem, time_limit
         self.plain = once(problem)
         self.held = held(problem)
         self.activations = self.plain["peak"] - self.held
-        #: share that one operation takes with what it reads and writes: no plan takes less
+        #: largest working set of an operation, as a share: no plan needs less
         self.operation = max(working_set(problem, o) for o in problem["operations"]) / self.activations
         self.found: dict[float, dict[str, Any]] = {}
 
     def at(self, share: float) -> dict[str, Any]:
-        """`peak` as a share of the activations, `extra` time and its proven `bound` as shares of the plain time, and `elapsed` seconds."""
+        """Plans for a share. `peak`: share of the activations. `extra` time, proven `bound`: shares of store-all's time. `elapsed`: seconds."""
         share = round(share, 4)
         if share not in self.found:
             begin = time.perf_counter()
@@ -103,7 +103,7 @@ class Budgets:
         return max(0.0, float(seconds) / float(self.plain["seconds"]) - 1)
 
     def least(self, extra: float, steps: int = 5) -> float:
-        """The smallest peak found that costs at most `extra`, as a share."""
+        """The smallest peak found, as a share, with an extra time of at most `extra`."""
         high = min((s for s, r in self.found.items() if r["extra"] is not None and r["extra"] <= extra), default=1.0)
         low = max((s for s in self.found if s < high), default=0.0)
         for _ in range(steps):
@@ -121,7 +121,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 class Table:
-    """Rows that are printed as they come, in Markdown, and written as Markdown and JSON in the end."""
+    """A table in Markdown. `row` prints a row at once; `save` writes all rows as Markdown and JSON."""
 
     def __init__(self, name: str, columns: Iterable[str], about: str):
         self.name, self.columns, self.about = name, list(columns), about
@@ -143,11 +143,11 @@ class Table:
 
 
 def plotted(path: pathlib.Path, draw: Callable[[Any], None], x: str, y: str, title: str) -> None:
-    """One plot as an SVG file."""
+    """Writes a plot as an SVG file."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "remat"  # equal figures give equal files
+    matplotlib.rcParams["svg.hashsalt"] = "remat"  # reproducible files
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
@@ -161,7 +161,7 @@ def plotted(path: pathlib.Path, draw: Callable[[Any], None], x: str, y: str, tit
 
 
 def options(about: str | None, names: list[str], more: Callable[[argparse.ArgumentParser], None] = lambda parser: None) -> argparse.Namespace:
-    """The command line. Ends with status 2 and a sentence for a model that the table does not have, or a device that is unknown."""
+    """Parses the command line. Exits with status 2 and one sentence for an unknown model or device."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(names), help="names, separated by commas")
     parser.add_argument("-o", "--output", type=pathlib.Path, default=pathlib.Path("papers"), help="folder for tables and plots (default: %(default)s)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks for images whose widths torchvision does not let one choose, or that it does not have; and an encoder-decoder Transformer."""
+"""Networks for images that torchvision lacks, or whose width it fixes; and an encoder-decoder Transformer."""
 from __future__ import annotations
 
 import torch
@@ -52,7 +52,7 @@ def mobilenet(width: int, classes: int = 1000) -> nn.Module:
 
 
 def stages(width: int, times: tuple[int, ...]) -> list[nn.Module]:
-    """The convolutions of a VGG network, each stage with its pooling."""
+    """The stages of a VGG network: convolutions, then pooling."""
     a = 3
     found: list[nn.Module] = []
     for n, factor in zip(times, (1, 2, 4, 8, 8)):
@@ -65,14 +65,14 @@ def stages(width: int, times: tuple[int, ...]) -> list[nn.Module]:
 
 
 def vgg(width: int, times: tuple[int, ...], image: int, classes: int) -> nn.Module:
-    """VGG16 and VGG19, by the convolutions per stage."""
+    """VGG16 or VGG19. times: convolutions per stage."""
     top = 64 * width
     return nn.Sequential(*stages(width, times), nn.Flatten(), nn.Linear(8 * width * (image // 32) ** 2, top), nn.ReLU(inplace=True), nn.Dropout(),
                          nn.Linear(top, top), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(top, classes))
 
 
 class FCN8(nn.Module):
-    """VGG16's convolutions, and scores of three scales added."""
+    """The convolutions of VGG16, and the sum of class scores at three scales."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -96,7 +96,7 @@ class FCN8(nn.Module):
 
 
 class SegNet(nn.Module):
-    """VGG16's convolutions, and their mirror image, which puts values where the pooling took them from."""
+    """The convolutions of VGG16 and a mirrored decoder. The decoder unpools with the indices of the pooling."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -126,7 +126,7 @@ class SegNet(nn.Module):
 
 
 class Translator(nn.Module):
-    """An encoder and a decoder of PyTorch's Transformer layers."""
+    """An encoder-decoder of PyTorch's Transformer layers."""
 
     def __init__(self, words: int, width: int, depth: int, heads: int, longest: int):
         super().__init__()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the prose of README, CONTRIBUTING and docs/: length of sentences and lines, words to avoid, and targets of links.
 
-usage: check.py [FILE...]: prints file:line and what is wrong; the exit status is 1 if anything is
+usage: check.py [FILE...]: prints file:line and the problem; the exit status is 1 if there is a problem
 """
 import pathlib
 import re
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_WORDS, MOST_COLUMNS = 30, 119
-#: Their tables quote error messages and lines of code, and a row of a table cannot be wrapped.
+#: Pages with long table rows: they quote error messages and lines of code, and Markdown cannot wrap a row.
 WIDE_TABLES = {"docs/operators.md", "docs/coming-from.md", "docs/papers.md"}
-#: Phrases that make a reader look back, or that are not English; each with a replacement.
+#: Phrases without a clear reference, or unidiomatic ones (regular expressions), each with a replacement.
 AVOID = {
     r"that which": "the noun", r"of which": "a second sentence", r"of whom": "a second sentence", r"of it": "its, or the noun",
     r"such an?": "the noun with the",
@@ -25,7 +25,7 @@ AVOID = {
 
 
 def sentences(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """(line, sentence) of all text outside code, comments and directives. A table cell ends a sentence, and so does a list item."""
+    """Yields (line, sentence) for all text outside code, comments and directives. A table cell or list item ends a sentence."""
     fence, start, text = None, 1, ""
     for number, line in enumerate(path.read_text().splitlines() + [""], 1):
         mark = re.match(r"\s*(```+|~~~+|:::+|\$\$(?!.*\$\$))", line)
@@ -48,7 +48,7 @@ def sentences(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
 
 def split(line: int, text: str) -> Iterator[tuple[int, str]]:
-    text = re.sub(r"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|<[^>]*>", "X", text)  # code and formulas count as one word
+    text = re.sub(r"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|<[^>]*>", "X", text)  # a piece of code or a formula counts as one word
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"\b(e\.g|i\.e|et al|vs|cf)\.", r"\1", text)
     for sentence in re.split(r"(?<=[.!?:;])[)\"*]*\s+", text):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The planner, in C++: module.cpp.
+# The planner: functions of module.cpp.
 from typing import Any, Callable
 
 __version__: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sessions of PyTorch models, in C++: torch.cpp.
+# Sessions of PyTorch models: functions of torch.cpp, torch_disks.cpp and torch_sessions.cpp.
 from typing import Any, Callable, Sequence
 
 import torch

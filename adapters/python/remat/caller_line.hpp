@@ -14,8 +14,8 @@
 
 namespace remat::python {
 
-/// A path from the folder of its package on, as `package.part.model` lies in package/part/model.py.
-/// @param module of Python, by name
+/// Shortens the path of a source file to start at its top-level package: "package/part/model.py" for `package.part.model`.
+/// @param module name of the Python module of the file
 inline std::string path_in_package(std::string_view file, std::string_view module) {
   auto parts = 1 + std::count(module.begin(), module.end(), '.') + (file.ends_with("/__init__.py") ? 1 : 0);
   auto slash = file.size();
@@ -23,12 +23,12 @@ inline std::string path_in_package(std::string_view file, std::string_view modul
   return std::string(slash == file.npos ? file : file.substr(slash + 1));
 }
 
-/// Code of Python that calls of operators were seen in.
+/// Path and owner of a Python code object that has called an operator.
 class seen_code {
  public:
   enum class owner { torch, remat, user };
 
-  /// @param folders of PyTorch and remat, each with a slash at its end
+  /// @param folders folders of the packages torch and remat, each with a trailing slash
   seen_code(pybind11::object code, PyFrameObject* frame, const std::pair<std::string, std::string>& folders)
       : code_(std::move(code)) {
     const pybind11::object name = code_.attr("co_filename");
@@ -45,11 +45,12 @@ class seen_code {
   std::string path;
 
  private:
-  pybind11::object code_;  ///< held, so that no other code has its address
+  pybind11::object code_;  ///< held so that no other code object gets the address, which is the key of the cache
 };
 
-/// A function that tells file and line of the innermost code of the user's model that runs on this thread: code that is neither
-/// PyTorch's nor remat's. It gives an empty text where there is none. To be called with the GIL, while both are imported.
+/// Makes a function that returns "file:line" of the innermost Python frame on this thread that belongs neither to PyTorch nor to
+/// remat: a line of the user's model. It returns an empty text if there is no frame of the model.
+/// @pre The caller holds the GIL, and the packages torch and remat are imported.
 inline auto caller_line() {
   namespace py = pybind11;
   const auto folder = [](const char* package) {
@@ -73,7 +74,7 @@ inline auto caller_line() {
         found = seen.emplace(key, seen_code(std::move(code), frame, folders)).first;
       }
       const auto& x = found->second;
-      if (x.whose == seen_code::owner::remat) return {};  // it has called the model
+      if (x.whose == seen_code::owner::remat) return {};  // remat has called the model, so the outer frames are not the model's
       if (x.whose == seen_code::owner::user) return x.path + ":" + std::to_string(PyFrame_GetLineNumber(frame));
       frame = PyFrame_GetBack(frame);
     }

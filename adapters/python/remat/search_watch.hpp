@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Searches as a user at a terminal meets them: Ctrl-C ends them, one line shows where they are.
+/// Searches that a user watches at a terminal: Ctrl-C ends a search, and one line shows its progress.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -21,10 +21,11 @@ namespace remat::python {
 
 namespace py = pybind11;
 
-/// Ends searches when Ctrl-C is pressed.
+/// Ends a search when the user presses Ctrl-C, and keeps the Python exception of the signal.
 class interruption {
  public:
-  /// Observes one search.
+  /// Observer of a search. Runs pending signal handlers of Python.
+  /// @return `stop` after a signal handler has raised an exception
   remat::control look() {
     if (pressed_) return remat::control::stop;
     py::gil_scoped_acquire hold;
@@ -34,7 +35,7 @@ class interruption {
     return remat::control::stop;
   }
   bool pressed() const { return pressed_; }
-  /// Raises what the signal raised.
+  /// Raises the exception of the signal handler.
   [[noreturn]] void raise() {
     py::gil_scoped_acquire hold;
     pressed_ = false;
@@ -60,7 +61,7 @@ class interruption {
   std::shared_ptr<py::object> exception_;
 };
 
-/// Shows searches in one line of a terminal, if standard error is one.
+/// Shows the progress of searches in one line of standard error, if standard error is a terminal.
 class terminal_line {
  public:
   void show(const remat::progress& now) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Objects of Python that C++ holds beyond a call.
+/// Python objects that C++ owns beyond one call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,8 @@
 
 namespace remat::python {
 
-/// A Python object that may die on any thread.
+/// A reference to a Python object whose last owner may be on any thread. The GIL is taken to release the object; after the end
+/// of the interpreter the object is leaked.
 inline std::shared_ptr<pybind11::object> shared(pybind11::object o) {
   return {new pybind11::object(std::move(o)), [](pybind11::object* held) {
             if (Py_IsInitialized()) {

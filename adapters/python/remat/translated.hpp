@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Calls into the planner from Python: without the GIL, and with exceptions that Python expects.
+/// Calls from Python into the planner: without the GIL, and with exceptions of C++ translated to those of `remat._errors`.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,7 +19,9 @@ namespace remat::python {
 namespace py = pybind11;
 namespace rp = remat::pytorch;
 
-/// Raises an exception of `remat._errors`.
+/// Raises the exception `kind` of `remat._errors`. Takes the GIL.
+/// @param kind name of the class
+/// @param arguments arguments of its constructor
 template <class... A>
 [[noreturn]] void raise(const char* kind, A&&... arguments) {
   py::gil_scoped_acquire hold;
@@ -29,7 +31,7 @@ template <class... A>
   throw py::error_already_set();
 }
 
-/// Calls `f` without the GIL; what it throws becomes what Python expects.
+/// Calls `f` without the GIL. An exception of remat becomes the matching exception of `remat._errors`.
 template <class F>
 auto translated(F f) {
   try {
@@ -56,24 +58,24 @@ auto translated(F f) {
   }
 }
 
-/// In the handler of an exception that the backward of a step raises: throws what Python expects, if that says more than the
-/// RuntimeError that PyTorch raises.
+/// Called in a handler of an exception in the backward of a step: rethrows the exception as one of `remat._errors` if a class
+/// that derives from RuntimeError matches. Otherwise returns, and PyTorch raises its own RuntimeError.
 inline void translate_raised() {
   const auto raised = std::current_exception();
   py::gil_scoped_acquire hold;
   try {
     translated([&] { std::rethrow_exception(raised); });
   } catch (py::error_already_set& e) {
-    if (!e.matches(PyExc_RuntimeError)) return;  // what PyTorch would raise anyway
+    if (!e.matches(PyExc_RuntimeError)) return;  // left to PyTorch, which raises a RuntimeError
     e.restore();
-    python_error known;  // which the engine of autograd carries to the thread that has called for the backward
+    python_error known;  // autograd's engine passes a python_error to the thread that called backward
     known.persist();
     throw known;
-  } catch (const std::exception&) {  // goes on as it is
+  } catch (const std::exception&) {  // no class of `remat._errors` matches
   }
 }
 
-/// Calls `f`, which takes space in `folder`.
+/// Calls `f`, which reserves disk space in `folder`, as `translated` does. `out_of_memory` becomes NoSpace.
 template <class F>
 auto in_folder(const std::string& folder, F f) {
   return translated([&] {

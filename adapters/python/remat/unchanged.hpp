@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Whether dicts of Python hold what they held, told from pointers. Runs no Python code.
+/// Checks that Python dicts have the same keys and values as recorded. Compares pointers and runs no Python code.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,7 +9,7 @@
 
 namespace remat::python {
 
-/// The same object, or another one of a builtin type that has the same value.
+/// True if `a` and `b` are the same object, or equal objects of type float (same bits), int or str.
 inline bool same_value(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
@@ -20,7 +20,8 @@ inline bool same_value(PyObject* a, PyObject* b) {
   return (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) && PyObject_RichCompareBool(a, b, Py_EQ) == 1;
 }
 
-/// `entry` is {dict, key, value, key, value, ...}.
+/// True if a dict still has its recorded keys and values, in the recorded order.
+/// @param entry tuple (dict, key, value, key, value, ...): the dict, and its items when it was recorded
 inline bool same_dict(PyObject* entry) {
   auto* const dict = PyTuple_GET_ITEM(entry, 0);
   const auto n = PyTuple_GET_SIZE(entry);
@@ -31,7 +32,7 @@ inline bool same_dict(PyObject* entry) {
   return i == n;
 }
 
-/// The dicts of `entries` hold what they held (see `same_dict`).
+/// True if `same_dict` holds for all entries.
 inline bool same_dicts(const pybind11::list& entries) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries.ptr()); ++i)
     if (!same_dict(PyList_GET_ITEM(entries.ptr(), i))) return false;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs remat's lines in the tables of docs/coming-from.md, on the device of REMAT_TEST_DEVICE. On the host, those that need an accelerator are left out."""
+"""Runs remat's lines in the tables of docs/coming-from.md on the device of REMAT_TEST_DEVICE. The host skips lines that need an accelerator."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ import pathlib
 import re
 import tempfile
 
-import compare  # noqa: F401  # plans are cached in a folder of the tests
+import compare  # noqa: F401  # sets a temporary folder for the plan cache
 import emulated
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ WORDS = {"the same", "the same line", "none", "nothing", ""}  # cells without co
 
 
 class Package:
-    """remat, whose plans need not be fast here."""
+    """The package remat with a short search, because plans need not be fast here."""
 
     wrap = staticmethod(functools.partial(remat.wrap, planner=remat.Planner(time_limit=1, gap=0.9)))
 
@@ -28,7 +28,7 @@ class Package:
 
 
 def rows(text):
-    """Section, their cell and ours, of each row of each table."""
+    """Yields (section, cell of the other package, cell of remat) per row of all tables."""
     section = None
     for line in text.splitlines():
         if line.startswith("## "):
@@ -40,7 +40,7 @@ def rows(text):
 
 
 def names(folder, device):
-    """What the lines take for granted."""
+    """The variables that the lines of the tables use."""
     torch.manual_seed(0)
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 32)) for _ in range(3)))
     model = blocks.to(device)
@@ -53,7 +53,7 @@ def names(folder, device):
 
 
 def run(section, code, folder):
-    """Runs the lines of one row; then a step of the model."""
+    """Runs the lines of one row, then a step of the model. Returns False if the row is skipped."""
     lines = [re.sub(r'"/(scratch|nvme)"', repr(folder), line).replace('"40 GiB"', '"1 GiB"').replace('"cuda"', repr(str(emulated.device))) for line in code]
     text = "\n".join(lines)
     moves = "offload=" in text and "disk=" not in text
@@ -65,7 +65,7 @@ def run(section, code, folder):
         from remat.rockmate import Offmate, PureRockmate
 
         found |= {"rk": PureRockmate(found["model"], found["x"], 2**30), "Offmate": Offmate, "PureRockmate": PureRockmate}
-    if "accumulate" in text:  # that row is the one after wrapping for steps on the device
+    if "accumulate" in text:  # this row needs a model that is wrapped for steps on the device
         remat.wrap(found["model"], device=emulated.device, offload="all")
     if "plan[" in text:
         remat.wrap(found["model"], (found["x"],), budget="90% of activations")
@@ -81,7 +81,7 @@ def run(section, code, folder):
 def main():
     ran = 0
     with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # of the picture
+        os.chdir(folder)  # a row writes a picture to the working directory
         for section, _, ours in rows(PAGE.read_text()):
             code = re.findall(r"`([^`]+)`", ours)
             if ours in WORDS or not code:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training next to the plain model, compared bit by bit."""
+"""Compares training of wrapped and plain models bit by bit."""
 
 import os
 import tempfile
@@ -10,12 +10,12 @@ import torch
 import remat
 
 torch.set_num_threads(1)
-_cache = tempfile.TemporaryDirectory()  # of plans and costs: nothing is left of an earlier run
+_cache = tempfile.TemporaryDirectory()  # plans and profiles start empty in each run
 os.environ["XDG_CACHE_HOME"] = _cache.name
 
 
 def same(a, b):
-    """Equal bit by bit, in structure and type too."""
+    """True if structures, types and all bits are equal."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and \
             torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
@@ -27,7 +27,7 @@ def same(a, b):
 
 
 def copied(value):
-    """What is there now, kept from later changes."""
+    """A copy of a structure that later writes cannot change."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(memory_format=torch.preserve_format)
     if isinstance(value, dict):
@@ -38,7 +38,7 @@ def copied(value):
 
 
 def total(value):
-    """A loss that reads all tensors of a structure."""
+    """A loss that depends on all tensors of a structure."""
     if isinstance(value, torch.Tensor):
         return value.float().square().mean() if value.is_floating_point() else 0.0
     if isinstance(value, dict):
@@ -49,7 +49,7 @@ def total(value):
 
 
 def trained(make, batches, wrap=None, loss=total, before=None, lr=0.05):
-    """What a few steps leave: results, losses, gradients, versions, parameters, buffers, generator."""
+    """Trains a few steps. Returns results, losses, gradients, versions, parameters, buffers and the generator."""
     torch.manual_seed(0)
     model = make()
     model.train()
@@ -72,7 +72,7 @@ def trained(make, batches, wrap=None, loss=total, before=None, lr=0.05):
 
 
 def smallest(make, batches, **options):
-    """The smallest budget that is known to do for the first of `batches`, in bytes."""
+    """The smallest known budget for the first of `batches`, in bytes."""
     try:
         trained(make, batches[:1], lambda m: remat.wrap(m, budget=1, time_limit=5, gap=0.9), **options)
     except remat.OverBudget as e:
@@ -81,7 +81,7 @@ def smallest(make, batches, **options):
 
 
 def check(test, make, batches, *, budgets=("100% of activations", "tight"), time_limit=5, planned=True, **options):
-    """Trains plainly and wrapped; all that can be seen must be equal. Returns the wrapped model of the last budget."""
+    """Trains a plain and a wrapped model per budget and compares all visible state. Returns the wrapped model of the last budget."""
     _, expected = trained(make, batches, **options)
     for budget in budgets:
         with test.subTest(budget=budget):

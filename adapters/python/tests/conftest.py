@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread, no network, caches of their own."""
+"""Setup of all tests: one thread, no network, a cache per test."""
 
 import os
 import subprocess
@@ -18,13 +18,13 @@ emulated.use_by_default()
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """A folder for what a test writes, and for the cache of plans."""
+    """A temporary folder as working directory and for the plan cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 class SmallDisk:
-    """A file system of 48 MB in a folder of its own."""
+    """A file system of 48 MB, mounted at a folder."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -46,7 +46,7 @@ class SmallDisk:
 
 @pytest.fixture(params=["tmpfs", "ext2"])
 def small_disk(request, tmp_path):
-    """One without ways past the cache, and one that cannot set space aside; skipped where nothing may be mounted."""
+    """A small tmpfs, which cannot bypass the page cache, or ext2, which cannot reserve space. Skips the test if mounting is not allowed."""
     folder, image = tmp_path / "small", tmp_path / "small.image"
     folder.mkdir()
     image.touch()

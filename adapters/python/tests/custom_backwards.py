@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backwards of custom functions that do more than compute gradients. They run once in each step, as in plain PyTorch."""
+"""Custom backwards with side effects. They run exactly once per step, as in plain PyTorch."""
 
 import functools
 import logging
@@ -75,7 +75,7 @@ def counted(f):
 
 
 class Pure:
-    """Backwards without other effects: they are planned."""
+    """Backwards without side effects. They are planned."""
 
     def changes_copies(ctx, g):
         x, = ctx.saved_tensors
@@ -128,7 +128,7 @@ class Pure:
 
 
 class Impure:
-    """Backwards that count, keep tensors, or run other backwards."""
+    """Backwards with side effects: they count, keep tensors, or run other backwards."""
 
     def counts(ctx, g):
         ctx.model.tracker.calls += 1
@@ -288,7 +288,7 @@ class CustomBackwards(Test):
             self.assertIn("not planned: the backward of", told.output[0])
 
     def test_refused(self):
-        """Where steps must be planned, the error comes before any number."""
+        """With on_refuse="raise" the error comes before any computation."""
         model = remat.wrap(model_with(Impure.counts)(), on_refuse="raise", cache=False)
         with self.assertRaisesRegex(remat.Refused, "writes ctx.model.tracker.calls"):
             model(torch.ones(2, 16))

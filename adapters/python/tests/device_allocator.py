@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on a device whose allocator chooses all addresses: A with EMULATED_HANDLES=1, B without remat's plug-in."""
+"""Training on a device whose allocator chooses all addresses: the emulated accelerator with EMULATED_HANDLES=1, and CUDA without remat's plug-in."""
 
 import warnings
 
@@ -19,7 +19,7 @@ def check_bits():
     for make, sample in MODELS:
         plain = train(make, sample, None)
         budgets = ("100% of activations", "90% of activations")
-        for budget in budgets[:1] if make is Unrolled else budgets:  # calls in flight are planned one by one there
+        for budget in budgets[:1] if make is Unrolled else budgets:  # on such a device, each call in flight has its own plan
             for late in (0, 50):
                 emulated.set_option("late", late)
                 planned = train(make, sample, {"budget": budget})
@@ -29,7 +29,7 @@ def check_bits():
 
 
 def check_memory():
-    """Allocated bytes stay inside the budget, as they do in an arena: buffers go back to the allocator when they die."""
+    """Allocated bytes stay inside the budget, as in an arena, because dead buffers return to the allocator."""
     torch.manual_seed(1)
     model, x = Gpt(width=64).to(DEVICE), torch.randint(0, 50, (16, 32), device=DEVICE)
     remat.wrap(model, budget="60% of activations", cache=False, time_limit=5, gap=0.9)
@@ -44,7 +44,7 @@ def check_memory():
 
 
 def check_gradients_that_leave():
-    """Hooks free each gradient as soon as it is there."""
+    """Hooks free each gradient as soon as it is complete."""
     def run(options):
         torch.manual_seed(1)
         model, x = Gpt().to(DEVICE), torch.randint(0, 50, (8, 16), device=DEVICE)
@@ -68,7 +68,7 @@ def check_gradients_that_leave():
 
 
 def check_refusals():
-    """What needs addresses is refused by name, or told once."""
+    """Options that need chosen addresses raise an error that names them, or cause one warning."""
     ids = torch.randint(0, 50, (8, 16), device=DEVICE)
     for model, options in ((Gpt().to(DEVICE), {"offload": "activations"}), (Gpt(), {"offload": "all", "device": str(DEVICE)})):
         raises(remat.Error, "cannot choose addresses", lambda: remat.wrap(model, cache=False, **options)(ids))

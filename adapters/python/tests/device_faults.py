@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong around planned steps on a device: named, or handled, and training goes on with the right numbers."""
+"""Faults around planned steps on a device. Each fault is handled, or raises an error that names it, and training goes on with correct results."""
 
 import gc
 import re
@@ -30,7 +30,7 @@ def wrapped(**options):
 
 
 def check_workspaces():
-    """The first product of a process is that of a plan: workspaces of both threads are there before, and counted."""
+    """The first matrix product of the process runs in a plan. The workspaces of both threads are allocated before, and are counted."""
     model, x = torch.nn.Linear(64, 64).to(DEVICE), torch.randn(8, 64, device=DEVICE)
     before = torch.accelerator.memory_allocated()
     remat.wrap(model, cache=False)
@@ -71,11 +71,11 @@ def check_foreign_graph():
         finally:
             graph.capture_end()
     model.zero_grad()
-    model(ids).backward()  # it goes on
+    model(ids).backward()  # training goes on
 
 
 def check_results_on_another_stream():
-    """What another stream still reads of an output or a gradient is not used again meanwhile."""
+    """Memory of an output or gradient is not reused while another stream reads it."""
     for of in (lambda model, x, y: [y.detach(), x.grad], lambda model, x, y: [p.grad for p in model.parameters()]):
         emulated.set_option("late", 300)
         model = remat.wrap(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to(DEVICE), cache=False)
@@ -107,14 +107,14 @@ def check_results_on_another_stream():
 
 
 def gradients(model):
-    """Of many rows: the allocator of CUDA rounds less where more is asked for."""
+    """Gradients of a step with many rows, because CUDA's allocator rounds large requests relatively less."""
     torch.manual_seed(3)
     model(torch.randint(0, 50, (300, 16), generator=torch.Generator().manual_seed(5)).to(DEVICE)).backward()
     return [p.grad.cpu() for p in model.parameters()]
 
 
 def check_memory_of_others():
-    """Another process takes memory: the step is planned for less, once, with a warning."""
+    """Another process takes memory. The step is planned once more for less memory, with one warning."""
     model = wrapped(budget="8 GiB")
     plain = gradients(model)
     arena = remat.of(model).memory()["arena"]
@@ -135,9 +135,9 @@ def check_memory_of_others():
 
 
 def check_memory_fraction():
-    """PyTorch's limit for this process: steps are planned for it, and a share of the device is one of it."""
+    """Steps are planned for PyTorch's memory limit of this process. Budgets in % of the device are shares of this limit."""
     if DEVICE.type != "cuda":
-        return  # others have no such limit
+        return  # only CUDA has this limit
     model = wrapped()
     plain = gradients(model)
     arena = remat.of(model).memory()["arena"]
@@ -163,7 +163,7 @@ def check_memory_fraction():
 
 
 def check_idle_arenas():
-    """PyTorch runs out of memory: arenas that wait for the next step are given back, and the allocation succeeds."""
+    """PyTorch runs out of memory. Idle arenas, kept for the next step, are freed, and the allocation succeeds."""
     model = wrapped()
     gradients(model)
     model.zero_grad()
@@ -179,10 +179,10 @@ def check_idle_arenas():
 
 
 def check_arenas_of_later_steps():
-    """Steps that add to gradients, and batches of several sizes, share an arena. The allocator of CUDA waits for all kernels in each
-    call, so later steps make none."""
+    """Steps that accumulate gradients, and batches of several sizes, share an arena. Later steps do not call CUDA's allocator, because each
+    call would wait for all kernels."""
     if DEVICE.type != "cuda":
-        return  # others do not count
+        return  # other devices do not count calls of the allocator
     for batches in ((300, 300, 300), (300, 200)):
         model, seen = wrapped(budget="100%"), []
         for _ in range(6):
@@ -195,12 +195,12 @@ def check_arenas_of_later_steps():
 
 
 def check_first_step_beside_a_backward():
-    """A step is recorded while the thread of the device waits for the thread that records it."""
+    """A step is recorded while a backward occupies the device thread and waits for the recording thread."""
     ids, ready, held, ended = IDS.to(DEVICE), *(threading.Event() for _ in range(3))
     in_time = []
 
     def other():
-        wrapped()(ids)  # libraries have their workspaces from here on
+        wrapped()(ids)  # allocates the workspaces of libraries
         ready.set()
         held.wait(120)
         for follow in (True, False):
@@ -219,9 +219,9 @@ def check_first_step_beside_a_backward():
 
 
 def check_lost_device():
-    """One sentence says that a device has failed for good. Models on the host go on."""
+    """The error for a lost device is one sentence. Models on the host go on."""
     if not emulated.is_emulated:
-        return  # it would stay lost
+        return  # a real device would stay lost
     model, ids, host = wrapped(), IDS.to(DEVICE), remat.wrap(Gpt(), cache=False)
     host(IDS).backward()
     for _ in range(2):
@@ -246,7 +246,7 @@ def check_lost_device():
 
 
 def check_settings():
-    """Settings that choose kernels make another plan."""
+    """A change of a setting that selects kernels leads to another plan."""
     before = torch.are_deterministic_algorithms_enabled()
     model, ids = wrapped(), IDS.to(DEVICE)
     plans = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of steps that run the module's own code, on the device of REMAT_TEST_DEVICE. With --host, weights stay in memory of the host."""
+"""Runs the tests of followed steps on the device of REMAT_TEST_DEVICE. With --host, weights stay in host memory."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ import remat
 HOST = "--host" in sys.argv
 MODULES = follow, follow_autocast, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_memory, follow_paths
 
-#: Tests that say nothing there.
+#: Tests that do not apply on a device, with the reason.
 ELSEWHERE = {
     "test_memory_written_without_operators": "numpy writes memory of the host",
     "test_memory_of_what_runs_as_it_is": "the meter counts memory of the host, and there are no sparse tensors",
@@ -54,10 +54,10 @@ if emulated.is_emulated:
 
 
 def trained(make, step, steps, wrap):
-    """As in following.py."""
+    """Like `following.trained`, on the device."""
     torch.manual_seed(0)
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)  # the same arithmetic on host and device
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)  # equal arithmetic on host and device
     if wrap is not None:
         there = {"device": DEVICE, "offload": "all", "budget": "100% of activations"} if HOST else {"budget": "100% of activations"}
         remat.wrap(model, **{**wrap, "time_limit": 1, "gap": 0.9, "cache": False, **there})
@@ -66,7 +66,7 @@ def trained(make, step, steps, wrap):
 
 class WithHost(following.Test):
     def test_refusals(self):
-        """A graph of gradients would need weights on the device after its step. The next step is planned."""
+        """A graph of gradients is refused, because it would need weights on the device after its step. The next step is planned."""
         model = remat.wrap(following.Net(), device=DEVICE, offload="all", cache=False)
         x = torch.randn(32, 16, requires_grad=True)
         with self.assertRaisesRegex(RuntimeError, "would need weights on the device for longer than this step"):
@@ -101,9 +101,9 @@ class WithHost(following.Test):
                 self.check(make)
 
     def test_penalties_beside(self):
-        """The backward of a penalty on a weight waits while weights look as if they were on the device."""
+        """The backward of a penalty on a weight must not run while weights are disguised as tensors of the device."""
         class Slow(torch.autograd.Function):
-            """Code of the backward, which is compared with that of the plan, or refuses a plan."""
+            """A function with a slow custom backward. The backward is compared with the plan; in step 3 it reads a value, so no plan applies."""
 
             @staticmethod
             def forward(ctx, h, at):
@@ -116,7 +116,7 @@ class WithHost(following.Test):
                 return (g.sum().item() * g if ctx.at == 3 else g), None
 
         class Penalty(torch.autograd.Function):
-            """Looks where the weight is."""
+            """A penalty whose backward checks that the device of the weight does not change."""
 
             @staticmethod
             def forward(ctx, weight):
@@ -149,15 +149,15 @@ class WithHost(following.Test):
 
 
 def main():
-    torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
+    torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's choice of the fast path depends on the place of the weights
     torch.set_default_device(DEVICE)
     del follow_paths.PARTS["by hand"], follow_memory.OTHERS[follow_memory.of_an_array]  # numpy
-    if HOST:  # two threads run the nodes of a backward, and more than two summands come in any order
-        follow_memory.OTHERS.update(dict.fromkeys(follow_memory.OTHERS, False))  # weights are not alone in their memory
+    if HOST:  # two threads run a backward, so the order of more than two summands is not fixed
+        follow_memory.OTHERS.update(dict.fromkeys(follow_memory.OTHERS, False))  # weights share their memory
         follow_sums.STEPS[follow_sums.Tied].remove(follow_sums.penalty_before)
         follow_sums.STEPS[follow_sums.Attention].remove(follow_sums.parts_of_one)
-        follow_sums.OPTIONS.remove({"verify": 2})  # needs weights that stay on the device
-    if DEVICE.type == "cuda":  # whose backward does not ask
+        follow_sums.OPTIONS.remove({"verify": 2})  # verify needs weights that stay on the device
+    if DEVICE.type == "cuda":  # CUDA's backwards of these operators do not ask for zeros
         for name in ("max", "min", "median", "nanmedian"):
             del follow_zeros.ASKING[name]
     suite, loader = unittest.TestSuite(), unittest.TestLoader()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured steps on the device of REMAT_TEST_DEVICE: captures that fail, gradients that leave, several threads, draws of other threads."""
+"""Steps captured as graphs on the device of REMAT_TEST_DEVICE: failed captures, freed gradients, several threads, draws of other threads."""
 
 import threading
 import warnings
@@ -11,19 +11,19 @@ from devices import DEVICE, Gpt
 import remat
 
 TIGHT = {"budget": "50% of activations"}
-CAPTURED = 2  # the first step teaches that gradients leave, the second runs by launches
+CAPTURED = 2  # index of the captured step: the first learns that hooks free gradients, the second runs kernel by kernel
 OFFLOAD = {"budget": "80% of activations", "offload": "activations"}
 
 
 class Incident:
-    """What happens in the next call of `incident`, once."""
+    """A function that the next call of `incident` runs once."""
 
     what = None
 
 
 @torch.library.custom_op("remat_test::incident", mutates_args=())
 def incident(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x, after the incident."""
+    """Runs the pending incident, then returns a copy of x."""
     what, Incident.what = Incident.what, None
     if what is not None:
         what(x)
@@ -43,7 +43,7 @@ def waits(x):
 
 
 def hides(x):
-    """A capture stays invalid after a wait, whoever hears of it."""
+    """A wait invalidates the capture, even if the operator hides the error."""
     try:
         waits(x)
     except RuntimeError:
@@ -59,7 +59,7 @@ def draws(x):
 
 @torch.library.custom_op("remat_test::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def noise(x: torch.Tensor) -> torch.Tensor:
-    """Random numbers; an incident comes before them, or after them as ("after", incident)."""
+    """Random numbers. The pending incident runs before the draw, or after the draw if it is ("after", incident)."""
     Noise.calls += 1
     what, Incident.what = Incident.what, None
     after = isinstance(what, tuple)
@@ -75,7 +75,7 @@ noise.register_fake(lambda x: torch.empty_like(x))
 
 
 class Noise(torch.nn.Module):
-    """Numbers that are drawn again in the backward, where memory is short. The gradient of the first output's sum tells them."""
+    """Random factors, which the backward draws again if memory is short. The gradient of the weight shows the factors of the backward."""
 
     calls = 0
 
@@ -92,7 +92,7 @@ class Noise(torch.nn.Module):
 
 
 class Eventful(torch.nn.Module):
-    """Dropouts around an incident; a matrix large enough for its gradient to leave early, and two outputs."""
+    """Dropouts around an incident, a weight whose gradient is large enough to be freed early, and two outputs."""
 
     def __init__(self, dropout=0.1):
         super().__init__()
@@ -112,9 +112,9 @@ def step_and_free(p):
 
 
 def train(options, incidents=None, dropout=0.1, seed=1, steps=5, seeded=True):
-    """What training leaves, with hooks that step parameters as soon as their gradients are complete.
+    """Trains with hooks that step each parameter as soon as its gradient is complete. Returns (model, outputs and parameters).
 
-    incidents: by (number of the step, "forward" or "backward").
+    incidents: incidents by (index of the step, "forward" or "backward").
     """
     rng = torch.Generator().manual_seed(seed)
     model = Eventful(dropout)
@@ -144,7 +144,7 @@ def train(options, incidents=None, dropout=0.1, seed=1, steps=5, seeded=True):
 
 
 def planned(options, incidents=None, **more):
-    """The same, and the warnings that there were."""
+    """Like `train` with graph=True. Also returns the warnings about failed captures."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model, left = train({"graph": True, **options}, incidents, **more)
@@ -160,7 +160,7 @@ def same(a, b):
 
 
 def check_gradients_that_leave():
-    """Hooks free gradients one by one, within graphs that are cut there."""
+    """Hooks free gradients one by one. The graphs are split at these hooks."""
     _, plain = train(None, steps=8)
     after = state()
     for options in ({}, OFFLOAD, {"budget": "80% of activations"}):
@@ -173,7 +173,7 @@ def check_gradients_that_leave():
 
 
 def check_failures_within_captures():
-    """The step ends with eager's numbers, the cause is named, and the next model is captured."""
+    """After a failed capture, the step ends with the results of eager mode, one warning names the cause, and the next model is captured."""
     _, plain = train(None)
     after = state()
     for what, why in ((raises, "the operator fails"), (waits, ""), (hides, "")):
@@ -183,13 +183,13 @@ def check_failures_within_captures():
                 where = (what.__name__, half, options, told)
                 assert same(plain, left) and torch.equal(after, state()), where
                 assert len(told) == 1 and "remat_test::incident" in told[0] and why in told[0], where
-                torch.accelerator.synchronize()  # forbidden during a capture
+                torch.accelerator.synchronize()  # would fail if the capture had not ended
     _, left, told = planned({})
     assert same(plain, left) and not told, told
 
 
 def check_threads():
-    """Each thread trains a captured model of its own, and all on one device."""
+    """Several threads train their own captured models on one device."""
     count = 4
     plain = [train(None, dropout=0.0, seed=k, seeded=False)[1] for k in range(count)]
     found, failures = {}, []
@@ -198,7 +198,7 @@ def check_threads():
         try:
             with torch.device("cpu"):
                 found[k] = train({"graph": True, **(OFFLOAD if k % 2 else {})}, dropout=0.0, seed=k, seeded=False)[1]
-        except BaseException as e:  # told to the main thread
+        except BaseException as e:  # raised again in the main thread
             failures.append(e)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(count)]
@@ -216,18 +216,18 @@ def check_threads():
 
 
 def check_draws_of_other_threads():
-    """What another thread draws within a step moves the generator as in eager mode, and is never undone."""
+    """A draw of another thread within a step advances the generator as in eager mode. remat never rolls it back."""
     for when in ({(0, "forward"): draws}, {(0, "backward"): draws}, {(3, "forward"): draws, (4, "backward"): draws}):
         _, plain = train(None, when)
         after = state()
         for options in ({}, {"budget": "80% of activations"}, OFFLOAD):
             _, left = train(options, when)
-            first = min(when)[0] == 0  # the draw came while the step was captured for planning, and so before the step
+            first = min(when)[0] == 0  # the draw happened during the capture for planning, before the step itself
             assert (first or same(plain, left)) and torch.equal(after, state()), (when, options)
 
 
 def check_draws_beside_draws():
-    """A draw that is made again takes the numbers of the first time, whatever another thread draws just before it or after it."""
+    """A recomputed draw repeats its first numbers, even if another thread draws right before or after it."""
 
     def noisy(options):
         torch.manual_seed(1)
@@ -255,7 +255,7 @@ def check_draws_beside_draws():
     for what in (draws, ("after", draws)):
         assert same(last_step(None, "backward", what), last_step(TIGHT, "backward", what)), what
         last_step(TIGHT, "forward", what)
-    # Nothing is known of the node when an executor runs for the first time, so the step cannot go on.
+    # The first run of an executor does not yet know how many numbers a node draws, so a draw of another thread ends the step with an error.
     model, x = noisy(TIGHT)
     model(x)[1].backward()
     remat.of(model).release()

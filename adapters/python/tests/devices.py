@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrapped training on the device of REMAT_TEST_DEVICE equals plain training bit by bit, without races.
 
-usage: devices.py [--short]: without the many trainings by captured steps
+usage: devices.py [--short]: --short leaves out most trainings with captured steps
 """
 
 import gc
@@ -43,7 +43,7 @@ class Conv(torch.nn.Module):
 
 
 class Routed(torch.nn.Module):
-    """Looks at values of activations in each step, and takes another path in each."""
+    """Reads values of activations and takes another path in each step."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class Cell(torch.nn.Module):
 
 
 class Unrolled(torch.nn.Module):
-    """Six calls of a cell in flight, on two streams. The cell alone is planned."""
+    """Six calls of a cell in flight, on two streams. Only the cell is planned."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ class Unrolled(torch.nn.Module):
 
 
 def train(make, sample, options, steps=4):
-    """What training leaves: losses, parameters, buffers, the state of the generator."""
+    """Trains a model. Returns losses, parameters, buffers and the state of the generator."""
     torch.manual_seed(1)
     model, x = make().to(DEVICE), sample().to(DEVICE)
     if options is not None:
@@ -103,7 +103,7 @@ def train(make, sample, options, steps=4):
 
 
 def train_anew(make, samples, options):
-    """The same with other data, in other shapes, in each step; and for each step the jobs it takes and the memory that is reserved; then what the session says of memory."""
+    """Like `train`, with new data and shapes in each step. Returns (results, jobs per step, reserved memory per step, memory figures of the session)."""
     torch.manual_seed(1)
     model, data = make().to(DEVICE), [make_sample().to(DEVICE) for make_sample in samples]
     gc.collect()
@@ -128,7 +128,7 @@ def train_anew(make, samples, options):
 
 
 def check_graphs():
-    """Steps that are replayed equal plain steps, with fewer launches and no more memory."""
+    """Replayed graphs equal plain steps. They need fewer launches and no more memory."""
     gpt = [lambda: torch.randint(0, 50, (8, 16)), lambda: torch.randint(0, 50, (6, 12))]
     conv = [lambda: torch.randn(4, 3, 24, 24), lambda: torch.randn(2, 3, 20, 20)]
     compared = 0
@@ -156,7 +156,7 @@ def check_graphs():
 
 
 def check_fallback():
-    """A step that reads a number on the host is not captured: it says so once, and is right."""
+    """A step that reads a number on the host is not captured. One warning says so, and the results are right."""
     def train_scaled(options):
         torch.manual_seed(1)
         model, data = torch.nn.Linear(64, 64).to(DEVICE), torch.randn(4, 8, 64).to(DEVICE)

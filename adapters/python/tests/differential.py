@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps, written down so that two of them can be compared bit by bit."""
+"""Records training steps, so that two of them can be compared bit by bit."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch.utils._pytree as pytree
 
 import remat
 
-ANY_PLAN = remat.Planner(time_limit=1, gap=0.9)  #: the first that fits the budget, where a test needs no fast one
-SEARCHED = remat.Planner(time_limit=0.3)  #: one that a search has made less regular
+ANY_PLAN = remat.Planner(time_limit=1, gap=0.9)  #: the first plan that fits the budget, for tests that need no fast plan
+SEARCHED = remat.Planner(time_limit=0.3)  #: a plan that a short search has made less regular
 
 
 def content(value: Any) -> Any:
-    """What two runs must have in common of a value: a tensor's geometry and bytes, anything else itself.
+    """A comparable form of a value. It must be equal in two runs. For a tensor: geometry and bytes; for anything else: the value itself.
 
-    Where a dimension has one element, its stride has no meaning.
+    The stride of a dimension with one element has no meaning and is ignored.
     """
     if not isinstance(value, torch.Tensor):
         if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
-            return (type(value).__qualname__, written(vars(value)))  # a cache of keys and values
+            return (type(value).__qualname__, written(vars(value)))  # such as a cache of keys and values
         return value
     t = value.detach()
     if t.layout is not torch.strided:
@@ -35,13 +35,13 @@ def content(value: Any) -> Any:
 
 
 def written(value: Any) -> tuple:
-    """The same of a structure of values."""
+    """`content` of all values in a structure, and the form of the structure."""
     leaves, form = pytree.tree_flatten(value)
     return str(form), [content(leaf) for leaf in leaves]
 
 
 class Step(NamedTuple):
-    """What a step leaves."""
+    """The results of a training step."""
 
     outputs: Any
     gradients: dict[str, Any]
@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """The loss: what is called so, else a sum over all outputs that have a gradient."""
+    """The output "loss" if there is one; otherwise a sum over all outputs that require a gradient."""
     if isinstance(outputs, dict) and outputs.get("loss") is not None:
         return outputs["loss"]
     leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -65,8 +65,8 @@ def train(model: torch.nn.Module, batches: Iterable[dict[str, Any] | tuple], *, 
           after: Callable = lambda: None) -> list[Step]:
     """Trains a model, a step per batch.
 
-    batches: keyword arguments or positional ones of each call. loss: of what the model returns. before, after: called around the
-    forward and backward of each step.
+    batches: keyword or positional arguments of each call. loss: function of the outputs of the model. before, after: called before the
+    forward and after the backward of each step.
     """
     emulated.seed(seed)
     update = optimizer([p for p in model.parameters() if p.requires_grad]) if optimizer else None
@@ -86,7 +86,7 @@ def train(model: torch.nn.Module, batches: Iterable[dict[str, Any] | tuple], *, 
 
 
 def assert_same(plain: list[Step], planned: list[Step]) -> None:
-    """Fails naming the first thing that is not, bit by bit, what it is in plain steps."""
+    """Fails if planned steps differ from plain steps in any bit. The message names the first difference."""
     assert len(plain) == len(planned)
     for i, (a, b) in enumerate(zip(plain, planned)):
         assert a.outputs == b.outputs, f"step {i}: other outputs"

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the snippets of README and docs/.
 
-Python blocks of a page run in order, in one process and one namespace, in an empty folder. A block behind a comment `<!-- from FILE -->` is not
-run: its lines stand in FILE, which other tests run or compile; `...` on a line of its own skips lines. C++ blocks all need that comment. Lines
-`build/remat ...` of sh blocks run in the root of the repository, where the program is there, and lines `python -m remat ...` where these pages may
-import docs/snippets.
+The Python blocks of a page run in order, in one process and one namespace, in an empty folder. A block behind a comment `<!-- from FILE -->` is
+a quotation and does not run: its lines must be in FILE, which other tests run or compile. In a quotation, a line `...` stands for skipped lines.
+Every C++ block needs this comment. Of sh blocks, the lines `build/remat ...` run if the program is given, and the lines `python -m remat ...`
+run with docs/snippets on the import path.
 
-usage: docs.py [PROGRAM] [PAGE...]: PROGRAM is `remat`; pages are relative to the root, all if none is given
+usage: docs.py [PROGRAM] [PAGE...]: PROGRAM is the path of `remat`; pages are relative to the root; default: all pages
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"(?:<!-- from (?P<source>\S+) -->\n)?^```(?P<kind>python|cpp
 
 
 def missing(code: str, source: str) -> str | None:
-    """The first line of the first part of a quotation that its file does not have. Parts stand in order; indentation does not count."""
+    """The first line of the first part that is missing in the file; None if all parts are in the file, in order. Indentation is ignored."""
     found = [line.strip() for line in (ROOT / source).read_text().splitlines() if line.strip()]
     begin = 0
     for part in re.split(r"^\s*\.\.\.\s*$", code, flags=re.M):
@@ -39,7 +39,7 @@ def missing(code: str, source: str) -> str | None:
 
 
 def run_python(page: str, text: str) -> str | None:
-    """Runs the unquoted Python blocks of a page. Line numbers in messages are those of the page."""
+    """Runs all Python blocks of a page that are not quotations. Error messages have the line numbers of the page."""
     script = [""] * (text.count("\n") + 2)
     for block in BLOCK.finditer(text):
         if block["kind"] == "python" and not block["source"]:
@@ -54,7 +54,7 @@ def run_python(page: str, text: str) -> str | None:
 
 
 def run_shell(page: str, code: str, program: str | None) -> list[str]:
-    """Runs the lines that call the program or the package. Files that they write stay in a folder that is deleted."""
+    """Runs the lines that call the program or the package, in a temporary folder."""
     failures = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("bench", "build", "docs"):

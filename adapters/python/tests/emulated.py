@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that tests run on: the host, an emulated one, or a real one.
+"""The device of the tests: the host, an emulated device, or a real device.
 
-`REMAT_TEST_DEVICE` says which: "cpu" (the default), "emulated", "cuda" or "cuda:0".
-`REMAT_EMULATED` is the folder with the libraries of the emulations.
+`REMAT_TEST_DEVICE` names the device: "cpu" (the default), "emulated", "cuda" or "cuda:0".
+`REMAT_EMULATED` is the folder with the libraries of the emulated devices.
 
-    emulated   an accelerator of our own, by `libemulated_accelerator.so`
-    cuda       CUDA without a GPU if `libemulated_cuda.so` is preloaded; else the real one
-    cuda:0     the real one
+    emulated   an accelerator of our own, in `libemulated_accelerator.so`
+    cuda       CUDA without a GPU if `libemulated_cuda.so` is preloaded; else the real device
+    cuda:0     the real device
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _folder = pathlib.Path(os.environ.get("REMAT_EMULATED", "."))
 
 
 def _load(file: str) -> ctypes.CDLL:
-    """Loads a library and tells ctypes what its functions return."""
+    """Loads a library and declares the types of its functions for ctypes."""
     library = ctypes.CDLL(str((_folder / file).resolve()), mode=ctypes.RTLD_GLOBAL)
     declare(library)
     return library
@@ -41,7 +41,7 @@ def declare(library: ctypes.CDLL) -> None:
 
 
 def _device_module(library: ctypes.CDLL) -> types.ModuleType:
-    """`torch.emulated`, as `torch.cuda` is for CUDA."""
+    """The module `torch.emulated`, which corresponds to `torch.cuda`."""
     library.emulated_seed.argtypes = [ctypes.c_ulong]
     of_any = torch.accelerator
 
@@ -50,7 +50,7 @@ def _device_module(library: ctypes.CDLL) -> types.ModuleType:
         return torch._C._accelerator_getDefaultGenerator(of_any.current_device_index() if index is None else index)
 
     class on_device:
-        """The current device inside a `with`."""
+        """A context that changes the current device."""
 
         def __init__(self, device):
             index = device if isinstance(device, int) else torch.device(device).index
@@ -66,7 +66,7 @@ def _device_module(library: ctypes.CDLL) -> types.ModuleType:
 
     module = types.ModuleType("torch.emulated")
     module.is_available = lambda: True
-    module._initialized = True  # checkpoints ask
+    module._initialized = True  # read by torch.utils.checkpoint
     module.is_initialized = lambda: True
     module.init = module._lazy_init = lambda: None
     module._is_in_bad_fork = lambda: False
@@ -94,7 +94,7 @@ def _device_module(library: ctypes.CDLL) -> types.ModuleType:
 
 def _start_accelerator() -> tuple[torch.device, ctypes.CDLL]:
     library = _load("libemulated_accelerator.so")
-    torch.utils.rename_privateuse1_backend("emulated")  # the library has; this tells the Python side
+    torch.utils.rename_privateuse1_backend("emulated")  # the library has renamed the backend in C++; this renames it in Python
     torch._register_device_module("emulated", _device_module(library))
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     return torch.device("emulated", 0), library
@@ -103,10 +103,10 @@ def _start_accelerator() -> tuple[torch.device, ctypes.CDLL]:
 def _start_cuda() -> tuple[torch.device, ctypes.CDLL | None]:
     if "libemulated_cuda.so" not in os.environ.get("LD_PRELOAD", ""):
         return torch.device("cuda", 0), None
-    hardware = ctypes.CDLL(None)  # it is preloaded
+    hardware = ctypes.CDLL(None)  # the preloaded library
     declare(hardware)
     ctypes.CDLL(str((_folder / "libemulated_cuda_kernels.so").resolve()), mode=ctypes.RTLD_GLOBAL)
-    torch.backends.cudnn.enabled = False  # it launches kernels of its own, as do the attention kernels
+    torch.backends.cudnn.enabled = False  # cuDNN and the fused attention launch kernels that are not emulated
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -128,13 +128,13 @@ on_host = device.type == "cpu"
 
 
 def use_by_default() -> None:
-    """Tensors are made on the device where nothing else is said."""
+    """Makes the device the default for new tensors."""
     if not on_host:
         torch.set_default_device(device)
 
 
 def allocated(size: int) -> int:
-    """Bytes that the device's allocator takes for a tensor of so many."""
+    """Bytes that the allocator of the device uses for a tensor of `size` bytes."""
     return size if on_host else -(-size // 512) * 512
 
 
@@ -145,7 +145,7 @@ def generator(seed: int) -> torch.Generator:
 def seed(value: int) -> None:
     """Seeds the default generators of host and device.
 
-    `torch.manual_seed` also keeps a stack trace for each kind of device that is not there.
+    `torch.manual_seed` would also keep a stack trace for each kind of device that is missing.
     """
     torch.default_generator.manual_seed(value)
     if not on_host:
@@ -153,18 +153,18 @@ def seed(value: int) -> None:
 
 
 def random_state() -> torch.Tensor:
-    """The states of the default generators of host and device, one after the other."""
+    """The concatenated states of the default generators of host and device."""
     states = [torch.get_rng_state()] + ([] if on_host else [torch.get_device_module(device).get_rng_state()])
     return torch.cat(states)
 
 
 def races() -> int:
-    """Pairs of jobs that use the same bytes, while no stream, event or wait orders them."""
+    """Number of races: pairs of jobs that use the same bytes, not ordered by a stream, event or wait."""
     return _hardware.emulated_races() if _hardware else 0
 
 
 def race_reports() -> list[str]:
-    """What the first races were about."""
+    """Descriptions of the first races."""
     reports: list[str] = []
     while _hardware and (text := _hardware.emulated_race(len(reports))) is not None:
         reports.append(text.decode())
@@ -176,12 +176,12 @@ def jobs() -> int:
 
 
 def copies() -> int:
-    """Copies between the host and a device."""
+    """Number of copies between the host and a device."""
     return _hardware.emulated_copies() if _hardware else 0
 
 
 def set_option(option: str, value: int) -> None:
-    """Changes the hardware; `hardware.hpp` lists the options. Does nothing on hardware that is real."""
+    """Sets an option of the emulated hardware; `hardware.hpp` lists the options. Does nothing on real hardware."""
     if _hardware:
         _hardware.emulated_set(option.encode(), value)
 
@@ -191,19 +191,19 @@ def get_option(option: str) -> int:
 
 
 def take(index: int, size: int) -> None:
-    """Another process has so many bytes of a device from now on."""
+    """Pretends that another process uses `size` bytes of a device from now on."""
     if _hardware:
         _hardware.emulated_take(index, size)
 
 
 def reset() -> None:
-    """Counts start again, and streams that failed work again."""
+    """Resets all counters, and makes failed streams work again."""
     if _hardware:
         _hardware.emulated_reset()
 
 
 def run_checks(names: dict[str, Any], what: str) -> None:
-    """Runs the functions of a script whose names begin with check_, each on hardware that is reset. None may leave a race."""
+    """Runs all functions of a script whose names begin with check_. Resets the hardware after each of them. Fails if there is a race."""
     checks = [check for name, check in names.items() if name.startswith("check_")]
     for check in checks:
         check()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `torch.export.load` gives is a module like any other: wrapped, it trains bit by bit as it did.
+"""Modules from `torch.export.load`: wrapped training equals plain training bit by bit.
 
-exported_programs.py CASES    adapters/torch/tests/exported.py
+exported_programs.py CASES    CASES is adapters/torch/tests/exported.py
 """
 import importlib.util
 import pathlib
@@ -26,7 +26,7 @@ def same(a, b):
 
 
 def in_least_memory(make, train, first):
-    """Trains in the smallest budget known to do; outputs of earlier steps, which the test keeps, count too."""
+    """Trains within the smallest known budget. Raises the budget as needed, because the test keeps outputs of earlier steps, which count."""
     budget = first
     while True:
         try:
@@ -40,7 +40,7 @@ torch.set_num_threads(1)
 with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder) / "program.pt2"
     for name, (factory, steps, kwargs, dynamic) in cases.cases().items():
-        if name.endswith(("_core", "_functional")):  # their modules cannot run their own backward
+        if name.endswith(("_core", "_functional")):  # decomposed programs, whose modules have no backward
             continue
         kwargs = kwargs or {}
         module = cases.seeded(factory).train()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step, which is planned before any loss has been seen."""
+"""The first step, which is planned before the loss is known."""
 
 import logging
 import unittest
@@ -15,7 +15,7 @@ SIZE = 1024 * 32 * 4  # bytes of the result
 
 
 class Keys(nn.Module):
-    """Returns what its layers have made, the result, and a loss if there are targets, as language models do."""
+    """Returns the outputs of all layers, the result, and a loss if there are targets, as language models do."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Keys(nn.Module):
 
 
 class Sampled(nn.Module):
-    """Returns what its result is computed from."""
+    """Returns its result and the activations that the result is computed from."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def with_all(model, x):
 
 
 def trained(make, loss, wrap):
-    """The model, the peak of each step beyond what is there before it, losses and gradients."""
+    """Trains a model. Returns (model, peak of each step beyond the bytes before it, losses and gradients)."""
     torch.manual_seed(0)
     model, x = make(), torch.randn(1024, 32)
     _torch.meter_install()
@@ -89,7 +89,7 @@ class FirstStep(Test):
     own = 0  # bytes of the module and of its input
 
     def planned(self, make, loss, **wrap):
-        """Trains as the plain model does. @return the session, and the peaks of the steps"""
+        """Checks that training equals plain training. Returns (session, peaks of the steps)."""
         _, _, expected = trained(make, loss, {})
         model, peaks, found = trained(make, loss, wrap)
         for a, b in zip(expected, found, strict=True):
@@ -98,12 +98,12 @@ class FirstStep(Test):
         return remat.of(model), peaks
 
     def within(self, session, peaks):
-        """Beside what the module holds, the steps stay inside the budget, but for what the loss takes itself."""
+        """Checks all peaks: at most the budget without the bytes that the module holds, plus the bytes that the loss itself needs."""
         for peak in peaks:
             self.assertLess(peak, session.memory()["budget"] - self.own + SIZE)
 
     def test_a_model_that_returns_its_loss(self):
-        """Nothing else is expected to get a gradient: one plan, and the first step is inside the budget."""
+        """Only the loss is expected to get a gradient. There is one plan, and the first step stays inside the budget."""
         for follow in (True, False):
             with self.subTest(follow=follow), self.assertNoLogs("remat", logging.WARNING):
                 session, peaks = self.planned(Keys, with_loss, budget="40% of activations", follow=follow)
@@ -111,17 +111,17 @@ class FirstStep(Test):
                 self.within(session, peaks)
 
     def test_outputs_that_other_outputs_come_from(self):
-        """They get gradients from the first step on, as far as known."""
+        """Outputs that feed other outputs also get gradients, already in the plan of the first step."""
         session, _ = self.planned(Sampled, with_all, budget="100% of activations")
         self.assertEqual(len(session.plans), 1)
 
     def test_no_room_for_gradients_of_all_outputs(self):
-        """Then those from which no other output comes are expected."""
+        """If gradients of all outputs do not fit, only outputs that feed no other output are expected to get gradients."""
         with self.assertNoLogs("remat", logging.WARNING):
             self.within(*self.planned(Keys, with_result, budget="40% of activations"))
 
     def test_other_outputs_than_expected(self):
-        """The forward runs again. Where the outputs of before do not fit beside it, a warning says so."""
+        """If the loss uses other outputs than expected, the forward runs again. A warning tells if the old outputs do not fit beside it."""
         with self.assertNoLogs("remat", logging.WARNING):
             self.planned(Keys, with_keys, budget="100% of activations")
         with self.assertLogs("remat", logging.WARNING) as told:
@@ -129,7 +129,7 @@ class FirstStep(Test):
         self.assertIn("The outputs of before take", told.output[0])
 
     def test_other_outputs_that_do_not_fit(self):
-        """The first step, whose forward has run, exceeds the budget. The next forward raises an error."""
+        """The forward of the first step has already run, so this step exceeds the budget. The next forward raises OverBudget."""
         _, _, expected = trained(Keys, with_all_keys, {})
         torch.manual_seed(0)
         model, x = Keys(), torch.randn(1024, 32)

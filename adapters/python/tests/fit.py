@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`remat.fit` and `remat.largest` against training: sizes, peaks, and what they say of budgets."""
+"""Compares `remat.fit` and `remat.largest` with training: sizes, peaks and verdicts about budgets."""
 import contextlib
 import copy
 import io
@@ -16,12 +16,12 @@ import remat
 from remat import __main__ as program
 from remat import _cards, _fit, _torch
 
-_fit._SHORT = 0.1  # seconds of a search: these models are small
+_fit._SHORT = 0.1  # seconds of a search; enough for these small models
 DEVICE = remat.Roofline(1e11, 1e10)
 
 
 class Net(nn.Module):
-    """A few blocks whose activations outweigh the weights."""
+    """A few blocks with more bytes of activations than of weights."""
 
     def __init__(self, width=48, depth=6):
         super().__init__()
@@ -44,11 +44,11 @@ def on_meta(tensors):
 
 
 def trained_peak(model, args, budget):
-    """What three wrapped steps take, with all that is held; bytes."""
+    """Memory figures after three wrapped steps, in bytes, held memory included."""
     model = remat.wrap(copy.deepcopy(model), budget=budget, cache=False, planner=remat.Planner(time_limit=2))
     for step in range(3):
         if step == 1:
-            remat.of(model).reset_peak()  # measuring kernels takes memory of its own
+            remat.of(model).reset_peak()  # the profile of the first step needs extra memory
         for p in model.parameters():
             p.grad = None
         model(*args).backward()
@@ -67,7 +67,7 @@ def made_with_names():
 
 
 class Noise(nn.Module):
-    """Draws of every kind, as large as its input."""
+    """Random numbers of every kind, in the shape of the input."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class Fit(unittest.TestCase):
         self.assertEqual(other.points[0], self.found.points[0])
 
     def test_draws_that_no_memory_could_hold(self):
-        """No kernel runs while a model on meta is captured, random ones included."""
+        """The capture of a model on meta runs no kernels, not even random ones."""
         with torch.device("meta"):
             step = remat.plan(Noise(), (torch.empty(1 << 40),), device=DEVICE)
         self.assertGreater(step.peak, 1 << 42)
@@ -153,7 +153,7 @@ class Fit(unittest.TestCase):
         self.assertLessEqual(self.found.smallest, points[-1].peak)
 
     def test_no_worse_than_schedules_that_are_known(self):
-        """However the curve bends between them."""
+        """The result is no worse than known schedules, whatever the shape of the curve between them."""
         for power in (0.3, 1, 3, 10, 30):
             def planned(limit, name, power=power):
                 return _fit.FitPoint(name, limit, (1 - limit / 1000) ** power, 0)
@@ -184,7 +184,7 @@ class Fit(unittest.TestCase):
             remat.plan(self.model, self.args, budget=found.smallest_bound - 1, device=DEVICE, time_limit=1)
 
     def test_steps_take_what_is_planned_to_the_byte(self):
-        """But for the loss and its gradient: plans count both in units of 64 bytes."""
+        """The peak differs from the plan by at most 128 bytes: plans round the loss and its gradient up to 64 bytes each."""
         _torch.meter_install()
         for model in (self.model, nn.Sequential(*(nn.Sequential(nn.Linear(48, 192), nn.Dropout(0.1), nn.GELU(), nn.Linear(192, 48)) for _ in range(4)))):
             for share in (100, 60):
@@ -206,7 +206,7 @@ class Fit(unittest.TestCase):
         found = self.without_states
         self.assertTrue(found.fits)
         self.assertIn("plain step fits", found.verdict)
-        # A table of its own, whose searches stop at other moments: the budget of a row lets a plan of the next one be chosen.
+        # Searches of another table stop at other times, so the choice is flexible: the budget of one row admits a plan of the next row.
         tight = remat.fit(self.model, self.args, device=DEVICE, budget=found.points[-2].peak, extra=0.25)
         self.assertTrue(tight.fits)
         self.assertLessEqual(tight.chosen.peak, tight.budget)
@@ -292,9 +292,9 @@ class Largest(unittest.TestCase):
         self.assertGreater(found, plain)
         self.assertLessEqual(found.point.peak, budget)
         self.assertLessEqual(found.point.extra, most)
-        plan = remat.plan(Net(), arguments(int(found)), budget=budget, device=DEVICE, time_limit=2)  # the same from a search of its own
+        plan = remat.plan(Net(), arguments(int(found)), budget=budget, device=DEVICE, time_limit=2)  # a new search confirms the result
         self.assertLessEqual(plan["seconds"], (1 + most) * plan["plain_seconds"])
-        with self.assertRaises(remat.OverBudget):  # the last value is beyond any plan
+        with self.assertRaises(remat.OverBudget):  # no plan fits the last value
             remat.plan(Net(), arguments(self.VALUES[-1]), budget=budget, device=DEVICE, time_limit=1)
 
     def test_ends_of_the_range(self):
@@ -316,7 +316,7 @@ class Largest(unittest.TestCase):
 
             def forward(self, x):
                 positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
-                if bool((positions.diff() == 1).all()):  # larger than what a plan keeps
+                if bool((positions.diff() == 1).all()):  # too large for a plan to keep as a constant
                     return self.table(x).sum()
                 return self.table(x).mean()
 
@@ -380,7 +380,7 @@ class Program(unittest.TestCase):
                 self.assertRegex(err, "^remat: .*\n$")
                 self.assertIn(named, err)
                 self.assertFalse(target.exists())
-        status, out, err = self.run_it("fit", f"{__name__}:made", "--device", "t4", "--json", "no/such/folder/fit.json")  # before the work
+        status, out, err = self.run_it("fit", f"{__name__}:made", "--device", "t4", "--json", "no/such/folder/fit.json")  # refused before any work
         self.assertEqual((status, out), (2, ""))
         self.assertIn("no/such/folder", err)
         self.assertRegex(self.run_it()[2], "^remat: .*\n$")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planned steps run the module's own code: whatever its forward reads, keeps, raises or is told of is as in eager mode, bit by bit."""
+"""Planned steps run the module's own code. Its reads of state, kept tensors, exceptions and hooks equal eager mode bit by bit."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from following import Net, STATES, Test, backward
 
 
 class State(Test):
-    """What is changed between two steps."""
+    """State that changes between two steps."""
 
     def test_read_by_the_forward(self):
         for name, (make, read, change) in STATES.items():
@@ -34,7 +34,7 @@ class State(Test):
                 self.check(Reads, step)
 
     def test_seeds(self):
-        """The forward sets or reads the state of the generator, which is another one in each step."""
+        """The forward sets or reads the state of the generator, which differs in each step."""
         def seeded(model, h, k):
             torch.manual_seed(k)
             return h
@@ -62,7 +62,7 @@ class State(Test):
                     self.check(Seeds, steps=7)
 
     def test_every_step_is_planned(self):
-        """Views in place, results of factories, which Python's binding copies while somebody else holds them, and marks for a profiler."""
+        """In-place views, results of factories (Python's binding copies them if they have another owner), and marks for a profiler."""
         class Views(Net):
             def act(self, h):
                 rows = torch.arange(h.shape[0], dtype=h.dtype) + 1
@@ -82,7 +82,7 @@ class State(Test):
             self.assertFalse([line for line in seen.output if "leaves the planned path" in line])
 
     def test_paths(self):
-        """The state tells which way the forward takes."""
+        """The state decides which path the forward takes."""
         for name, (make, read, change) in STATES.items():
             class Reads(Net):
                 def begin(self):
@@ -124,7 +124,7 @@ class State(Test):
         self.check(Keeps, lambda m, x, k: (backward(m, x, k), [m.h])[1])
 
     def test_values(self):
-        """Those that no plan can have: see follow_values.py for the others."""
+        """Reads of values that prevent a plan. For all others see follow_values.py."""
         class Sparse(Net):
             def act(self, h):
                 return h.tanh() + h.detach().to_sparse().to_dense()

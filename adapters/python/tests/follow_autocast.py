@@ -39,7 +39,7 @@ def together(model, x, k):
 
 class Autocast(Test):
     def test_two_forwards(self):
-        """In one block, plain PyTorch adds gradients of both in half precision."""
+        """Two forwards in one autocast block: plain PyTorch adds their gradients in half precision, which a warning names."""
         for step in in_blocks, in_turns, without_casts:
             with self.subTest(step.__name__), self.assertNoLogs("remat", logging.WARNING):
                 self.check(Net, step)
@@ -48,7 +48,8 @@ class Autocast(Test):
         self.assertIn("two forwards in one autocast block", told.output[0])
 
     def test_autocast_of_the_backward(self):
-        """As where a loop has the whole step inside one block. Products of the part without autocast run in half precision in the backward."""
+        """The backward runs inside an autocast block, as in loops with the whole step in one block. Then products of the part of the forward
+        without autocast have a backward in half precision."""
         class Part(Net):
             def act(self, h):
                 with torch.autocast(emulated.device.type, enabled=False):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backwards of followed steps: code of the user in them, unusual ones, other uses of the outputs."""
+"""Backwards of followed steps: with code of the user, unusual backwards, other uses of the outputs."""
 
 import logging
 import unittest
@@ -12,7 +12,7 @@ from following import Net, STATES, Test, backward
 
 
 class Backward(Test):
-    """Backwards that no plan does: the graph that the module's code has built does them. Code of the user in a backward runs in every step."""
+    """Backwards without a plan run on the graph that the module's code has built. Code of the user in a backward runs in every step."""
 
     def test_state_read_by_a_custom_function(self):
         for name, (make, read, change) in STATES.items():
@@ -44,7 +44,7 @@ class Backward(Test):
                 self.check(Reads, step)
 
     def test_custom_backwards(self):
-        """A backward in Python that asks for a value: its steps run as they are, those that try again to be planned, too."""
+        """Steps with a custom backward that reads a value run unplanned, also when planning is tried again."""
         def branch(x):
             return 1 if x.sum() > 0 else 0.5
 
@@ -82,7 +82,7 @@ class Backward(Test):
                 self.check(Reads)
 
     def test_memory_after_a_backward_of_the_graph(self):
-        """While the output is held, nothing else is."""
+        """After a backward of the graph, only the output is held."""
         class Function(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x):
@@ -103,7 +103,7 @@ class Backward(Test):
                 return x
 
         model, x, live = remat.wrap(Deep(), cache=False, time_limit=1, gap=0.9), torch.randn(1024, 256), []
-        for factor in (1.0, 1.0, 2.0, 3.0):  # the last ones are those of the graph
+        for factor in (1.0, 1.0, 2.0, 3.0):  # the last two backwards run on the graph
             y = model(x)
             y.sum().backward()
             model.zero_grad()
@@ -199,7 +199,7 @@ class Backward(Test):
                 self.check(Shows, step)
 
     def test_tensors_that_the_module_keeps(self):
-        """With their gradients: an auxiliary loss and a view, which the loss uses now and then."""
+        """The module keeps an auxiliary loss and a view. Some losses use them, so they get gradients."""
         class Keeps(Net):
             def act(self, h):
                 y = h.tanh()
@@ -217,11 +217,11 @@ class Backward(Test):
 
         with self.assertLogs("remat", logging.WARNING) as told:
             self.check(Keeps, step, 8)
-        for text in told.output:  # nothing runs unplanned
+        for text in told.output:  # no warning about an unplanned step
             self.assertIn("The outputs of before take", text)
 
     def test_tensors_that_a_function_keeps(self):
-        """In its context, until its backward: these are not the module's."""
+        """Tensors that a custom function keeps in its context until the backward do not count as kept by the module."""
         class Square(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x, scale):
@@ -245,7 +245,7 @@ class Backward(Test):
             self.check(Squares, lambda m, x, k: (m(x).square().mean() + (m.extra if k % 2 else 0)).backward())
 
     def test_hooks_of_outputs(self):
-        """From which other outputs come, and of parameters that are returned."""
+        """Hooks of outputs that feed other outputs, and of returned parameters."""
         class Several(Net):
             def forward(self, x):
                 y = super().forward(x)
@@ -281,7 +281,7 @@ class Backward(Test):
 
 
 class Heads(nn.Module):
-    """Two outputs, each with layers of its own."""
+    """A model with two outputs, each from its own layer."""
 
     def __init__(self):
         super().__init__()
@@ -300,7 +300,7 @@ def scripted(x, b):
 
 class Uses(Test):
     def test_scripted_functions(self):
-        """TorchScript compiles them anew in the first steps, so the recorded backwards are others than later ones."""
+        """TorchScript recompiles functions in the first steps, so the first recorded backwards differ from later ones."""
         class Scripted(Net):
             def act(self, h):
                 return scripted(h, self.first.bias)
@@ -315,7 +315,7 @@ class Uses(Test):
         self.assertEqual(ends, [f"step {k}" for k in range(4, 10)])
 
     def test_other_uses_of_buffers_that_the_forward_writes(self):
-        """The loss of the first step gives its gradient another layout than expected, and the backward needs a written buffer."""
+        """The gradient of the first loss has an unexpected layout, while the backward needs a buffer that the forward has written."""
         class Scales(Net):
             def begin(self):
                 self.register_buffer("scale", torch.ones(48))
@@ -332,7 +332,7 @@ class Uses(Test):
             self.check(Scales, step, steps=6)
 
     def test_other_uses_of_buffers_that_a_list_writes(self):
-        """Kernels of lists raise the versions themselves, and do not run while the forward is followed."""
+        """Kernels of `_foreach` operators increase version counters themselves. These kernels do not run while a forward is followed."""
         class Scales(Net):
             def begin(self):
                 self.register_buffer("scale", torch.ones(48))
@@ -350,7 +350,7 @@ class Uses(Test):
             self.check(Scales, step, steps=8)
 
     def test_gradients_of_each_output(self):
-        """The first backward is for one output, and is planned anew; the second for the other one."""
+        """Two backwards per forward: the first for one output, which needs a new plan, the second for the other output."""
         def step(model, x, k):
             leaves = list(model.parameters())
             for loss in (lambda a, b: a.square().mean(), lambda a, b: b.sin().mean())[::1 if k % 3 else -1]:
@@ -363,7 +363,7 @@ class Uses(Test):
 
 
     def test_constants_are_returned(self):
-        """Python's binding gives the module a copy of what a factory makes."""
+        """Python's binding of a factory returns a copy of its result to the module."""
         class Labels(Net):
             def forward(self, x):
                 return super().forward(x), torch.zeros(32, dtype=torch.long)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Followed steps under checkpoints, with parameters of the caller, and what is refused by name."""
+"""Followed steps with `torch.utils.checkpoint`, with parameters of the caller, and refusals that name the operator."""
 
 import gc
 import logging
@@ -16,7 +16,7 @@ from following import Net, Test, backward, same
 
 
 class Checkpoints(Test):
-    """Eager mode runs a part under a checkpoint twice, and writes running statistics twice."""
+    """In eager mode, a checkpointed part runs twice, and so writes running statistics twice."""
 
     def test_inside(self):
         for reentrant in (False, True):
@@ -26,7 +26,7 @@ class Checkpoints(Test):
 
                 def part(self, h):
                     h = self.norm(self.drop(h)).tanh()
-                    self.calls += 1  # behind all that the backward needs
+                    self.calls += 1  # after the last tensor that the backward needs
                     return h
 
                 def act(self, h):
@@ -63,7 +63,7 @@ class Checkpoints(Test):
 
 
 class Numbers(Test):
-    """Numbers that change in each step, and that only buffers get to see."""
+    """Numbers that change in each step and affect only buffers."""
 
     def test_planned_once(self):
         class Averages(Net):
@@ -109,7 +109,7 @@ class Numbers(Test):
 
 
 class Swaps(Test):
-    """Tensors of the model change places with others, while the loss of the step before is still there."""
+    """Tensors of the model are swapped with other tensors while the loss of the previous step is alive."""
 
     def test_conversions(self):
         def swapped(model):
@@ -144,7 +144,7 @@ class Swaps(Test):
 
 class Asks(unittest.TestCase):
     def test_session_within_its_forward(self):
-        """An error, not a wait for itself; the next steps are planned."""
+        """A forward that asks its own session gets an error, not a deadlock. The next steps are planned."""
         class Looks(Net):
             def act(self, h):
                 self.bytes = remat.of(self).memory()["peak"] if self.looks else 0
@@ -159,10 +159,10 @@ class Asks(unittest.TestCase):
 
 
 class Strict(Test):
-    """on_refuse="raise": no number is produced, and all is left as it was."""
+    """on_refuse="raise": the error comes before any computation, and all state stays as it was."""
 
     def test_leaves_of_several_graphs(self):
-        """Other graphs lead to a leaf: to an input that is returned, to a weight with a penalty that the loss does not use otherwise."""
+        """A leaf is part of several graphs: an input that is returned, or a weight with a penalty."""
         class Returns(Net):
             def forward(self, x, y):
                 h = self.act(self.first(x))
@@ -179,7 +179,7 @@ class Strict(Test):
         self.check(Returns, step, steps=6)
 
     def test_numbers_of_other_paths(self):
-        """A path is met again, with a number that is not the one it was recorded with, but that of the path before."""
+        """A path comes back with another number than when it was recorded: the number of the previous path."""
         class Varies(Net):
             def begin(self):
                 self.steps = 0
@@ -192,7 +192,7 @@ class Strict(Test):
         self.check(Varies, steps=14)
 
     def test_gradients_after_a_refusal(self):
-        """A backward within the forward has run without data by then: nothing of it is left."""
+        """Before the refusal, a backward within the forward has run without data. No gradients of this backward remain."""
         class Learns(Net):
             learns = True
 
@@ -231,7 +231,7 @@ class Strict(Test):
             def act(self, h):
                 try:
                     return h * self.norm.running_mean.numpy().std().item()
-                except Exception:  # hides nothing
+                except Exception:  # must not hide the refusal
                     return h
 
         model = remat.wrap(Reads(), on_refuse="raise", cache=False)
@@ -240,7 +240,7 @@ class Strict(Test):
         self.assertTrue(same(before, list(model.buffers())))
 
     def test_other_parameters_in_each_call(self):
-        """`torch.func.functional_call`, fast weights, parameters that are replaced: one plan serves them all."""
+        """`torch.func.functional_call`, fast weights and replaced parameters share one plan."""
         from torch.func import functional_call
 
         def copies(model, k):
@@ -262,7 +262,7 @@ class Strict(Test):
             return [others["norm.running_mean"]]
 
         def steps_ahead(model, x, k):
-            """The gradient of the second step is taken with respect to the weights before the first one."""
+            """Takes the gradient of the second inner step with respect to the weights before the first inner step."""
             fast = dict(model.named_parameters())
             for _ in range(2):
                 loss = functional_call(model, fast, (x,)).square().mean()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Followed steps whose forward runs functions that are compiled, that operators take as arguments, or that other threads run."""
+"""Followed steps whose forward runs compiled functions, operators with function arguments, or other threads."""
 
 import concurrent.futures
 import logging
@@ -35,7 +35,7 @@ class Cube(torch.autograd.Function):
 
 
 def with_act(f, steps=None):
-    """A model that applies `f`, in these steps only."""
+    """A class of models that apply `f` in all steps, or only in `steps`."""
     class Acts(Net):
         def begin(self):
             self.steps = 0
@@ -67,7 +67,7 @@ class Code(Test):
     def test_on_other_threads(self):
         pool = concurrent.futures.ThreadPoolExecutor(1)
         self.addCleanup(pool.shutdown)
-        pool.submit(int).result()  # its thread is there
+        pool.submit(int).result()  # starts the thread of the pool
 
         def started(h):
             found = []
@@ -85,7 +85,7 @@ class Code(Test):
                 self.assertIn(f"another thread at {__file__}", seen.output[0])
 
     def test_that_is_planned(self):
-        """Custom functions inside transforms."""
+        """Custom functions inside function transforms are planned."""
         for f in (torch.vmap(Cube.apply), torch.func.grad(lambda h: Cube.apply(h).sum())):
             with self.subTest(f), self.assertNoLogs("remat", logging.WARNING):
                 self.assertGreater(len(remat.of(self.check(with_act(f))).plans), 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random modules in random loops: each step is that of eager mode, bit by bit. What a module does follows from its seed and its step.
+"""Random modules in random loops: each step equals eager mode bit by bit. The seed and the step determine the operators of a module.
 
-    follow_fuzz.py [FROM TO]    these seeds; default: 60 of them, or 2000 with REMAT_FULL=1
+    follow_fuzz.py [FROM TO]    range of seeds; default: 60 seeds, or 2000 with REMAT_FULL=1
 """
 
 import os
@@ -77,7 +77,7 @@ def write(m, a, b, r):
 
 
 def overwrite(m, a, b, r):
-    """An input, whose history changes then."""
+    """Overwrites an input of the module, which changes its history in autograd."""
     given = r.choice(m.given)
     if given.grad_fn is not None or not given.requires_grad:
         given.mul_(a.detach().sigmoid())
@@ -154,7 +154,7 @@ ACTS = [
 
 
 def loop(model, seed):
-    """What the steps leave."""
+    """Trains a model and returns its results."""
     r = random.Random(seed + 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     habit = r.choice(("plain", "plain", "plain", "accumulate", "retain", "penalty", "both", "graph"))
@@ -202,14 +202,14 @@ def same(a, b):
 
 
 def fails(seed):
-    """@return what is wrong; empty: nothing"""
+    """Compares plain with planned training. @return the first difference; empty if there is none"""
     torch.manual_seed(seed)
     plain = Module(seed)
     torch.manual_seed(seed)
     planned = Module(seed)
     try:
         expected = loop(plain, seed)
-    except RuntimeError as e:  # a view that was written, a graph that was freed
+    except RuntimeError as e:  # the loop itself is wrong: a written view, or a freed graph
         expected = e
     choose = random.Random(seed + 2)
     sample = (torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)) if choose.random() < 0.2 else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that somebody else holds, reads or replaces: views, arrays, other threads."""
+"""Gradients that other code holds, reads or replaces: views, arrays, other threads."""
 
 import threading
 import unittest
@@ -17,7 +17,7 @@ class Layers(nn.Sequential):
 
 
 def held_while_they_accumulate(hold):
-    """A step of two micro-batches. What `hold` makes of the gradients after the first is looked at before and after the second."""
+    """A step of two micro-batches. `hold` maps the gradients after the first; the results are read before and after the second."""
     def step(model, x, k):
         backward(model, x, k)
         held = [hold(p.grad) for p in model.parameters()]
@@ -39,7 +39,7 @@ def held_while_they_accumulate(hold):
 
 class Gradients(Test):
     def test_views(self):
-        """Of gradients, over whose memory a later step would run."""
+        """Views of gradients. A later step must not overwrite their memory."""
         self.check(Layers, held_while_they_accumulate(lambda g: g.view(-1)), steps=8)
 
     def test_detached(self):
@@ -49,7 +49,7 @@ class Gradients(Test):
         self.check(Layers, held_while_they_accumulate(torch.Tensor.numpy), steps=8)
 
     def test_several_threads_replace_them(self):
-        """Forwards run while another thread replaces gradients, under a lock of the user's."""
+        """Forwards run while another thread replaces gradients under a lock of the user."""
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(40)))
         x = torch.randn(3, 4, 16)
@@ -77,7 +77,7 @@ class Gradients(Test):
             self.assertTrue(all(same(f, expected[k]) for f in found[k]))
 
     def test_threads_one_after_another(self):
-        """A budget in which one thread trains does for the next one, too."""
+        """A budget that suffices for one thread also suffices for the next thread."""
         torch.manual_seed(0)
         model, x = Layers(64), torch.randn(128, 64)
         with self.assertRaises(remat.OverBudget) as seen:
@@ -99,7 +99,7 @@ class Gradients(Test):
         self.assertTrue(all(torch.equal(f, found[0]) for f in found))
 
     def test_several_threads_add_to_them(self):
-        """Sums of whole numbers, which come in any order."""
+        """Gradients are integers, so their sum does not depend on the order of the threads."""
         class Sums(nn.Module):
             def __init__(self):
                 super().__init__()

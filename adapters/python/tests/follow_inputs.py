@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs that other code has computed from weights: forwards that return them, and forwards that write to them."""
+"""Inputs that unplanned code has computed from weights. Forwards return such inputs, or write to them."""
 
 import gc
 import unittest
@@ -24,18 +24,18 @@ class Exp(torch.autograd.Function):
 
 
 class Told:
-    """A hook."""
+    """A hook that does nothing."""
 
     def __call__(self, gradient):
         pass
 
 
 class Head(Net):
-    """Behind a layer that is not planned."""
+    """A wrapped model behind a layer that is not planned."""
 
     def __init__(self):
         super().__init__()
-        self.__dict__["before"] = nn.Linear(16, 16)  # no part of what is wrapped
+        self.__dict__["before"] = nn.Linear(16, 16)  # not a submodule, so not part of the wrapped model
 
     def grads(self):
         return [p.grad for p in self.before.parameters()]
@@ -60,7 +60,7 @@ def writes(how):
     return Writes
 
 
-#: what a forward does to its input, given what it has computed from weights
+#: how a forward writes to its input x; g: a tensor that the forward has computed from weights
 WRITES = {
     "relu_": lambda x, g: x.relu_(),
     "sigmoid_": lambda x, g: x.sigmoid_(),
@@ -135,7 +135,7 @@ class Inputs(Test):
         self.assertGreaterEqual(len(remat.of(model).plans), 2)
 
     def test_a_gradient_of_a_returned_input(self):
-        """It is that of all its uses, those inside of the forward too."""
+        """The gradient sums over all uses of the input, inside and outside of the forward."""
         def step(model, x, k):
             h = model.before(x)
             y, same = model(h)

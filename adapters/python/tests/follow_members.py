@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Followed steps whose forward makes members of the model, or puts other memory under them."""
+"""Followed steps whose forward creates members of the model, or replaces their memory."""
 
 import logging
 import unittest
@@ -12,7 +12,7 @@ from following import Net, Test, backward
 
 
 def counting(model, x, k):
-    """A step of a model that is told its number. Members may be new."""
+    """A step of a model that gets the number of the step. Updates the parameters without an optimizer, because members may be new."""
     model.k = k
     model.zero_grad()
     model(x).square().mean().backward()
@@ -25,7 +25,7 @@ def counting(model, x, k):
 
 class Members(Test):
     def check_named(self, make, why, step=counting, plans=True, **options):
-        """Equal to eager mode, with one warning that says `why`."""
+        """Checks that steps equal eager mode, with exactly one warning, which contains `why`."""
         with self.assertLogs("remat", logging.WARNING) as logs:
             model = self.check(make, step, steps=6, **options)
         self.assertEqual(len(logs.output), 1)
@@ -133,7 +133,7 @@ class Members(Test):
         self.assertTrue(torch.equal(before, model.last.weight))
 
     def test_arrays_over_activations(self):
-        """Kept beyond the forward, written there, and read in the next one."""
+        """A numpy array over an activation, which is written after the forward and read in the next forward."""
         class Keeping(Net):
             steps = (0, 1, 2, 3, 4, 5)
             array = None
@@ -171,7 +171,7 @@ class Members(Test):
         self.check_named(Freezing, "requires a gradient")
 
     def test_buffers_that_an_operator_resizes(self):
-        """Training for quantization by channels: the first step gives the least and largest values their sizes, and runs unplanned."""
+        """Quantization-aware training per channel. The first step resizes the buffers `low` and `high`, and runs unplanned."""
         class Quantized(Net):
             def begin(self):
                 for name, value in (("low", torch.empty(0)), ("high", torch.empty(0)), ("scale", torch.ones(48)), ("zero", torch.zeros(48, dtype=torch.int)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at values: what is written between two of them, operators whose results have sizes by values, memory in the module's own hands."""
+"""Forwards that read values: writes between two reads, operators whose output sizes depend on values, memory that the module manages."""
 
 import logging
 import unittest
@@ -12,7 +12,7 @@ import remat
 from following import Net, Test, backward
 from remat import _torch
 
-#: per case: what the module has made before it looks at a value, how it writes there behind the look, and what it looks at then
+#: per case: (tensor made before a first read, write to the tensor after the first read, second read, of the tensor)
 WRITES = {
     "a constant": (lambda x, h: torch.zeros(16), lambda c, v: c.add_(x_sum(c)), lambda c: c.max()),
     "like an input": (lambda x, h: torch.zeros_like(x[0]), lambda c, v: c.fill_(5.0), lambda c: c.max()),
@@ -40,7 +40,7 @@ def writes(before, write, read):
     return Writes
 
 
-#: how a module puts one number into a tensor that it makes
+#: how a module writes a number into a new tensor
 PLACES = {
     "a constant": lambda m, x: m.__setitem__((0, 2), torch.tensor(3.0)),
     "of itself": lambda m, x: m.__setitem__((0, -1), m[0, 2] + 3),
@@ -67,7 +67,7 @@ def puts(put):
 
 
 class Closure(torch.autograd.Function):
-    """Computes its forward again in its backward, with what its function encloses, as quadratures and implicit layers do."""
+    """Calls a closure in the forward, and again in the backward, as quadratures and implicit layers do."""
 
     @staticmethod
     def forward(ctx, f, *tensors):
@@ -92,7 +92,7 @@ class Encloses(Net):
 
 
 class Packed(Net):
-    """Nobody uses the lengths, which code that is no operator writes."""
+    """Packs sequences. C++ code outside of operators writes the lengths, and no operator uses them."""
 
     def begin(self):
         self.rnn = nn.LSTM(48, 24, batch_first=True, bidirectional=True)
@@ -104,7 +104,7 @@ class Packed(Net):
 
 
 class Labels(Net):
-    """One number at the places of a mask, each in the column of its label, as detectors make their targets."""
+    """Writes a number to the masked rows, in the column of the label, as detectors make their targets."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -133,7 +133,7 @@ class Chosen(Net):
         return h.index_add(0, rows, h[rows].tanh()) / (1 + len(rows))
 
 
-#: operators whose results have sizes that no kernel tells: one depends on values, one is another one from some step on
+#: operators without a kernel for shapes: the size of "positive" depends on values, that of "small" changes at some step
 SIZE = [32]
 UNTOLD = torch.library.Library("remat_untold", "DEF")
 for name, choose in {"positive": lambda x: (x.sum(1) > 0).nonzero()[:, 0], "small": lambda x: torch.arange(SIZE[0], device=x.device)}.items():
@@ -157,7 +157,7 @@ class CountUntold(Net):
 
 
 class NoiseUntold(Net):
-    """Between draws of the module, which keeps what they gave."""
+    """Calls an operator that draws, between two draws of the module. Keeps all results."""
 
     def act(self, h):
         self.drawn = [torch.rand(3), torch.ops.remat_untold.noise(h.detach()), torch.rand(3)]
@@ -171,7 +171,7 @@ class SmallUntold(Net):
 
 
 class Frees(torch.autograd.Function):
-    """Gives the memory of its input back until the backward, as reversible layers do."""
+    """Frees the memory of its input between forward and backward, as reversible layers do."""
 
     @staticmethod
     def forward(ctx, h):
@@ -198,7 +198,7 @@ class FirstByte(Net):
 
 
 class OfItsType(Net):
-    """Brings weights to the type of the input where they have another one, as losses with weights do."""
+    """Converts weights to the type of the input in each step, as losses with weights do."""
 
     def forward(self, x):
         self.first.weight.data = self.first.weight.data.to(x.device, dtype=x.dtype)
@@ -216,7 +216,7 @@ def of_activations(model, x, h):
 
 
 def momentum(model, x, h):
-    """As contrastive models update their second encoder."""
+    """A momentum update of a second encoder, as in contrastive models."""
     with torch.no_grad():
         for p, q in zip(model.second.parameters(), model.first.parameters(), strict=True):
             p.data = p.data * 0.9 + q.data * (1 - 0.9)
@@ -259,7 +259,7 @@ def of_another_shape(model, x, h):
     model.scale.data = model.scale.data[:1] * 0.9 if model.scale.numel() > 1 else torch.ones(48)
 
 
-#: how a module puts other memory under a tensor, in the middle of its forward: {who: can it be planned?}
+#: functions that replace the memory of a tensor in the middle of a forward: {function: True if the step can be planned}
 OTHERS = {
     limits: True,
     of_activations: True,
@@ -294,7 +294,7 @@ def puts_others(put):
 
 
 class Waves(nn.Module):
-    """Computes a row of values from its input alone, and looks at some of them."""
+    """Computes a series of values from its input alone, and reads some of them."""
 
     def __init__(self):
         super().__init__()
@@ -357,7 +357,7 @@ class Memory(Test):
         self.check(Packed, on_refuse="raise")
 
     def test_a_new_size_keeps_few_values_of_the_input(self):
-        """Of its 40 values of 460 kB each."""
+        """A step of a new size keeps only a few of the 40 values of 460 kB each."""
         peaks = []
 
         def step(model, x, k):
@@ -391,7 +391,7 @@ class Memory(Test):
                 self.assertIn("other memory is put under a tensor", told.output[0])
 
     def test_data_of_other_memory_while_somebody_sees_them(self):
-        """Another step is in flight, or there are views from before: in step 2 of 5."""
+        """Other code sees the memory that is replaced: through views in step 2, and through a step in flight in step 3."""
         def step(model, x, k):
             seen = [p.detach() for p in model.second.parameters()] if k == 2 else []
             first = model(x) if k == 3 else 0

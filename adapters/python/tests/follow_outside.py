@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Followed steps that take from elsewhere: tensors with a graph of their own, numbers of other generators, memory read by operators."""
+"""Followed steps with inputs from outside: tensors with a graph of their own, numbers of other generators, memory that operators read."""
 
 import logging
 import unittest
@@ -14,7 +14,7 @@ from following import Net, Test, backward
 
 
 class Taking(Net):
-    """Takes tensors that somebody has put into an attribute."""
+    """A model that uses tensors from an attribute, which the test sets."""
 
     def begin(self):
         self.taken = []
@@ -27,7 +27,7 @@ class Taking(Net):
 
 
 class Trained(Test):
-    """Tensors that require a gradient and are neither parameters nor arguments: it goes to where they come from."""
+    """Tensors that require a gradient, but are neither parameters nor arguments. The gradient flows on to their own graph."""
 
     def check_planned(self, make, step, plans=1, **options):
         with self.assertNoLogs("remat", logging.WARNING):
@@ -56,7 +56,7 @@ class Trained(Test):
         self.check_planned(Taking, step)
 
     def test_views_of_one_tensor(self):
-        """One of them is an argument: the gradients of the others do not end there."""
+        """Several views of one tensor, of which one is an argument. The gradients of the other views do not flow into the argument."""
         def step(model, x, k):
             leaf = nn.Parameter(torch.cat([x, x + 1, x + 2]))
             first, second, third = (leaf * 2).chunk(3)
@@ -76,7 +76,7 @@ class Trained(Test):
         self.check_planned(Taking, beside)
 
     def test_in_turns(self):
-        """Whether they require a gradient, and how many there are, changes from step to step."""
+        """The number of tensors, and their requires_grad, change from step to step."""
         def step(model, x, k):
             leaf = nn.Parameter(torch.ones(16), requires_grad=k % 3 != 1)
             model.taken = [leaf] * (k % 2 + 1)
@@ -86,7 +86,7 @@ class Trained(Test):
         self.check(Taking, step, steps=9)
 
     def test_kept_by_the_module(self):
-        """A state with its graph, from one call of the module to the next."""
+        """The module keeps a state with its graph from one call to the next."""
         class Keeping(Net):
             def act(self, h):
                 h = h.tanh() if self.state is None else (h + self.state.mean(0)).tanh()
@@ -102,7 +102,7 @@ class Trained(Test):
             self.check(Keeping, step, steps=6)
 
     def test_weights_that_two_calls_share(self):
-        """The first call computes them and the second takes them from a cache."""
+        """The first call computes the weights, and the second call takes them from a cache."""
         def make():
             model = Net()
             nn.utils.parametrizations.weight_norm(model.first)
@@ -119,7 +119,7 @@ class Trained(Test):
                 self.check(make, step, steps=6, budget=budget)
 
     def test_written(self):
-        """Runs as it is."""
+        """A step that writes to such a tensor runs unplanned."""
         class Writing(Taking):
             def act(self, h):
                 self.taken[0].mul_(2)
@@ -137,7 +137,7 @@ class Trained(Test):
 
 
 class Generators(Test):
-    """Generators of the user move as in eager mode, and what they give is an input of the plan."""
+    """The user's generators advance as in eager mode. Their numbers are inputs of the plan."""
 
     def test_draws(self):
         class Drawing(Net):
@@ -188,7 +188,7 @@ class Generators(Test):
 
 
 class Readers(Test):
-    """Operators made of others, whose C++ code reads memory between these."""
+    """Composite operators whose C++ code reads memory between their inner operators."""
 
     def test_planned(self):
         packed = nn.utils.rnn.pack_padded_sequence
@@ -232,7 +232,7 @@ class Readers(Test):
         self.assertEqual(len(seen.output), 1)
 
     def test_nothing(self):
-        """Tensors without elements count as contiguous, whatever their strides."""
+        """PyTorch treats tensors without elements as contiguous, whatever their strides."""
         def gaps(self, h):
             nothing = torch.complex(h, h)[:0].imag
             return h.tanh() + (nothing * nothing).sum() + torch.cat([nothing * 2, nothing]).sum()
@@ -241,7 +241,7 @@ class Readers(Test):
             self.check(type("Reading", (Net,), {"act": gaps}))
 
     def test_lengths(self):
-        """The loss of CTC has a table whose size depends on the longest label. It is another one in each step."""
+        """CTC loss has a table whose size depends on the longest label, which changes in each step."""
         def ctc(self, h):
             self.steps += 1
             scores = h.view(8, 4, 48).log_softmax(-1)
@@ -253,7 +253,7 @@ class Readers(Test):
 
 
 class SeveralGradients(Test):
-    """A batch of gradients at once: the backward is that of the graph that the module's code has built."""
+    """A batch of gradients at once. The graph that the module's code has built runs the backward."""
 
     def test_batches(self):
         def by_autograd(y, x):
@@ -304,7 +304,7 @@ class CountingTensor(torch.Tensor):
 
 
 class Observers(Test):
-    """Function modes and subclasses of tensors see what the model calls, and nothing else."""
+    """Function modes and subclasses of tensors see exactly the calls of the model."""
 
     def test_modes(self):
         mode = None
@@ -330,7 +330,7 @@ class Observers(Test):
 
 class Warnings(unittest.TestCase):
     def test_a_reason_is_named_once(self):
-        """Whatever shapes the calls have, and without where in PyTorch it comes from."""
+        """One warning for all shapes. It does not contain PyTorch's C++ stack frames."""
         class Nested(Net):
             def act(self, h):
                 return torch.nested.to_padded_tensor(torch.nested.as_nested_tensor([h[:3], h[3:8]]), 0.0).flatten(0, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that take other paths than the ones before are recorded from where they leave those, and are as in eager mode, bit by bit."""
+"""Steps that leave all known paths. They are recorded from there on, and equal eager mode bit by bit."""
 
 import contextlib
 import logging
@@ -18,12 +18,12 @@ from remat import _torch
 
 class Paths(Test):
     def planned(self, make, step=backward, steps=8):
-        """Like `check`. No step runs as it is."""
+        """Like `check`, and fails on a warning: no step may run unplanned."""
         with self.assertNoLogs("remat", logging.WARNING):
             return self.check(make, step, steps)
 
     def test_layers_that_are_dropped(self):
-        """A number of new paths, more than are kept; buffers, draws and constants before and behind where they part."""
+        """More new paths than are kept, with buffers, draws and constants before and behind the point where the paths part."""
         class Drops(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -41,7 +41,7 @@ class Paths(Test):
         self.planned(Drops, steps=30)
 
     def test_what_is_new(self):
-        """From some step on: shorter, longer, other operators, a tensor that is kept, a buffer that is written."""
+        """Changes from some step on: a shorter or longer path, another operator, a kept tensor, a written buffer."""
         def shorter(model, h, new):
             return h if new else h.tanh().relu()
 
@@ -105,7 +105,7 @@ class Paths(Test):
             self.check(Grows, step, steps=6, budget=seen.exception.needed)
 
     def test_what_cannot_be_recorded(self):
-        """Some steps make a sparse tensor: these run as they are, and the others stay planned."""
+        """Steps that make a sparse tensor run unplanned. The other steps stay planned."""
         class Sparse(Net):
             def begin(self):
                 self.steps = 0
@@ -120,7 +120,7 @@ class Paths(Test):
         self.assertIn("sparse", seen.output[0])
 
     def test_values_that_a_backward_asks_for(self):
-        """That of cumprod asks whether there are zeros among the inputs."""
+        """The backward of cumprod asks whether an input is zero."""
         class Products(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -139,7 +139,7 @@ class Paths(Test):
         self.check(Products, step, steps=6)
 
     def test_errors(self):
-        """A forward raises, on a known path and behind a new operator; the next steps are as in eager mode."""
+        """A forward raises, on a known path or after a new operator. The next steps equal eager mode."""
         class Raises(Net):
             def begin(self):
                 self.steps = 0
@@ -161,7 +161,7 @@ class Paths(Test):
         self.planned(Raises, step)
 
     def test_memory_of_what_runs_as_it_is(self):
-        """It is that of eager mode: the arena goes back, and no result lives longer."""
+        """An unplanned step needs the memory of eager mode: the arena is freed, and no result lives longer."""
         class Ends(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -203,7 +203,7 @@ class Paths(Test):
             self.assertRegex(seen.output[0], "beyond the budget" if end is raises else "sparse")
 
     def test_memory_written_without_operators(self):
-        """Through numpy: constants before and behind their first use, small and large, and a buffer."""
+        """Writes through numpy: to small and large constants, before and after their first use, and to a buffer."""
         def before(model, h, k):
             a = torch.zeros(48)
             a.numpy()[:] = k
@@ -260,7 +260,7 @@ class Paths(Test):
                 self.check(Writes, steps=6)
 
     def test_numbers_on_paths_by_turns(self):
-        """A number that changes in each step. Each path is recorded once, and the number becomes an input of its plan."""
+        """A number changes in each step. Each path is recorded anew once, and then the number is an input of its plan."""
         class Turns(Net):
             def begin(self):
                 self.steps = 0
@@ -275,7 +275,7 @@ class Paths(Test):
         self.assertEqual(sum("recorded anew" in line for line in seen.output), 2)
 
     def test_threads(self):
-        """Two models, each on a thread of its own, leave their paths at the same time."""
+        """Two models on two threads leave their paths at the same time."""
         class Turns(Net):
             def begin(self):
                 self.steps = 0
@@ -307,7 +307,7 @@ class Paths(Test):
 
 
 class Any(nn.Module):
-    """What one step does, as a list of small programs; another list in each step."""
+    """A model that runs a list of parts. The test changes the list in each step."""
 
     def __init__(self):
         super().__init__()
@@ -356,13 +356,13 @@ PARTS = {
     "detached": lambda m, x: x + x.detach().cos(), "no gradient": lambda m, x: x + torch.no_grad()(m.layers[1])(x),
     "gradient": lambda m, x: x + torch.autograd.grad((y := x.detach().requires_grad_()).sin().sum(), y)[0],
 }
-#: What keeps a step from being planned.
+#: Parts that prevent a plan.
 UNPLANNED = {"ask"}
 
 
 class RandomPaths(unittest.TestCase):
     def test_programs(self):
-        """Random programs, of which steps change, insert and drop a part, or come back to an earlier one."""
+        """Random lists of parts. Each step replaces, inserts or drops a part, or returns to an earlier list."""
         logging.getLogger("remat").setLevel(logging.ERROR)
         self.addCleanup(logging.getLogger("remat").setLevel, logging.NOTSET)
         for seed in range(300 if os.environ.get("REMAT_FULL") == "1" else 25):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients to which other graphs add: plain PyTorch adds one summand after the other, and so do planned steps."""
+"""Gradients to which other autograd graphs contribute. Planned steps add the summands in the order of plain PyTorch."""
 
 import itertools
 import logging
@@ -14,7 +14,7 @@ import remat
 
 
 class Tied(Net):
-    """Uses a weight several times."""
+    """A model that uses a weight several times."""
 
     def forward(self, x, *rest):
         h = self.act(self.norm(self.first(x)))
@@ -23,7 +23,7 @@ class Tied(Net):
 
 
 class Attention(Net):
-    """Uses its inputs several times."""
+    """A model that uses its inputs several times."""
 
     def forward(self, x, y=None):
         y = x if y is None else y
@@ -76,7 +76,7 @@ def hooked(model, x, k):
 
 
 def around(model, x, k):
-    """A residual round the module, as round a block of a larger model."""
+    """A residual connection around the module, as around a block of a larger model."""
     h = x.requires_grad_() * 2
     h = h + model(h)
     (h + model(h)).square().mean().backward()
@@ -90,7 +90,7 @@ def same_input_twice(model, x, k):
 
 
 def leaf(model, x, k):
-    """Other graphs lead to an input that nothing has made."""
+    """An input that is a leaf also gets gradients from other graphs."""
     y = torch.ones(32, 16, requires_grad=True)
     (model(x, y) + y).square().mean().backward()
     return [y.grad]
@@ -131,7 +131,7 @@ class Sums(Test):
                 self.check(make, step, steps=5, **options)
 
     def test_what_does_not_fit(self):
-        """A budget with room for two of three summands: a warning says what may differ."""
+        """A budget that fits only two of three summands. A warning says that results may differ."""
         class Large(nn.Module):
             def __init__(self):
                 super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forwards that look at values on their way are planned, and are as in eager mode, bit by bit."""
+"""Forwards that read values are planned, and equal eager mode bit by bit."""
 
 import copy
 import logging
@@ -17,7 +17,7 @@ import remat
 
 
 class Experts(nn.Module):
-    """A mixture of experts whose tokens go to the best two, in a loop, as models of Hugging Face have it."""
+    """A mixture of experts with a loop over experts, as in models of Hugging Face. Each token goes to its best two experts."""
 
     def __init__(self, width, experts):
         super().__init__()
@@ -51,7 +51,7 @@ class Mixture(nn.Module):
 
 class Values(Test):
     def planned(self, make, step=backward, steps=6, **options):
-        """Like `check`. No step runs as it is."""
+        """Like `check`, and fails on a warning: no step may run unplanned."""
         with self.assertNoLogs("remat", logging.WARNING):
             return self.check(make, step, steps, **options)
 
@@ -69,7 +69,7 @@ class Values(Test):
                 self.planned(Asks) if planned else self.check(Asks)
 
     def test_numbers(self):
-        """The same ones in each step, others, ones that decide on the path; before and after draws and running statistics."""
+        """Values that are constant, that change per step, or that choose the path; read before and after draws and running statistics."""
         def scaled(model, h):
             return h * h.detach().abs().max().item()
 
@@ -223,12 +223,12 @@ class Values(Test):
         self.acts(buffer_by_numpy, copied, planned=False)
 
     def test_experts(self):
-        """Paths that have never been met before, in each step."""
+        """Each step takes a new path."""
         self.planned(Mixture, steps=10)
         self.planned(lambda: Mixture(layers=6, experts=8), steps=4)
 
     def test_other_backwards(self):
-        """Of forwards that have looked at values: second ones, another use of outputs, gradients of gradients."""
+        """Unusual backwards after reads of values: a second backward, another use of outputs, gradients of gradients."""
         class Two(Net):
             def act(self, h):
                 h = (h * float(h.detach().abs().max())).tanh()
@@ -262,7 +262,7 @@ class Values(Test):
         self.check(Two, penalty, 2)
 
     def test_other_use_of_a_path_with_other_numbers(self):
-        """The step goes on by a plan for that use, of the same calls with the numbers of this forward."""
+        """The loss uses another output. The step continues by a plan of the same calls for this use, with the numbers of this forward."""
         class Two(Net):
             def act(self, h):
                 rows = h.detach()[:, 0] * 0 + torch.arange(float(len(h)))
@@ -280,7 +280,7 @@ class Values(Test):
         self.check(Two, step, steps=8)
 
     def test_what_stays_within_the_budget(self):
-        """Deep models: neither what runs ahead nor the step takes more than the budget."""
+        """In deep models, neither the calls that run ahead nor the step exceed the budget."""
         class Deep(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -316,7 +316,7 @@ class Values(Test):
                         self.assertLessEqual(held["peak"], held["budget"], f"step {k}")
 
     def test_errors(self):
-        """What a forward raises after it has looked at values leaves everything as in eager mode."""
+        """A forward that raises after reads of values leaves all state as in eager mode."""
         class Raises(Net):
             def begin(self):
                 self.steps = 0
@@ -337,7 +337,7 @@ class Values(Test):
         self.check(Raises, step, 8)
 
     def test_random_programs(self):
-        """Programs that ask for values at random places, of tensors that other calls have written, drawn, or made long before."""
+        """Random programs that read values at random places, of tensors that were written, drawn, or made much earlier."""
         for seed in range(int(os.environ.get("REMAT_FULL", 0)) and 300 or 30):
             def make():
                 class Program(nn.Module):

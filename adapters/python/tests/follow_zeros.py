@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backwards that ask whether values are zero: planned for those that are as expected, as in eager mode for all others."""
+"""Backwards that ask whether values are zero. A plan assumes the usual answer; a step with another answer runs as in eager mode."""
 
 import logging
 import unittest
@@ -11,7 +11,7 @@ import remat
 from following import Net, Test, backward
 from remat import _torch
 
-#: per operator: a function of an activation, and what makes its backward see what a plan does not expect
+#: per operator: (function of an activation, change of the activation that gives its backward an unexpected answer)
 ASKING = {
     "max": (lambda h: h / (1 + h.max()), lambda h: h * float("nan")),
     "min": (lambda h: h - h.min(), lambda h: h * float("nan")),
@@ -25,7 +25,7 @@ ASKING = {
 
 
 class Double(torch.autograd.Function):
-    """The backward of a step with such a function is compared with the planned one, call by call."""
+    """A custom function. The backward of a step with it is compared with the planned backward, call by call."""
 
     @staticmethod
     def forward(ctx, h):
@@ -58,7 +58,7 @@ class Zeros(Test):
                 self.check(net(lambda h: function(Double.apply(h)), other, ()), steps=5)
 
     def test_other_values_in_some_steps(self):
-        """The first step is one of them, or a later one."""
+        """Steps with an unexpected answer: the first and a later step, or only a later step."""
         for steps in ((1, 4), (3,)):
             for name, (function, other) in ASKING.items():
                 with self.subTest(name, steps=steps), self.assertLogs("remat", logging.WARNING) as seen:
@@ -68,7 +68,7 @@ class Zeros(Test):
                 self.assertNotIn("not planned from now on", seen.output[0])
 
     def test_other_values_in_each_step(self):
-        """Such steps are not planned any more, and exact all the same."""
+        """After several unexpected answers, steps are no longer planned. Results stay exact."""
         for name in ("cumprod", "prod"):
             function, other = ASKING[name]
             with self.subTest(name), self.assertLogs("remat", logging.WARNING) as seen:
@@ -76,7 +76,7 @@ class Zeros(Test):
             self.assertIn("not planned from now on", seen.output[-1])
 
     def test_other_uses(self):
-        """The loss uses other outputs than before: the backward is recorded anew, from the graph of the step."""
+        """The loss uses another output than before. The backward is recorded again, from the graph of the step."""
         class Two(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -89,7 +89,7 @@ class Zeros(Test):
 
         def step(model, x, k):
             if k == 4:
-                x = x - 1e4  # zeros
+                x = x - 1e4  # makes the sigmoid zero
             y, m = model(x)
             (y.square().mean() if k % 2 else m).backward()
             return [y, m]
@@ -97,7 +97,7 @@ class Zeros(Test):
         self.check(Two, step, steps=8)
 
     def test_memory_within_a_budget(self):
-        """A step that is as expected fits into its budget."""
+        """A step with the expected answers stays within its budget."""
         class Deep(nn.Module):
             def __init__(self):
                 super().__init__()

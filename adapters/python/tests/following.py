@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of followed steps share."""
+"""Shared code of the tests of followed steps."""
 
 import array
 import collections
@@ -18,7 +18,7 @@ import remat
 
 
 class Net(nn.Module):
-    """Layers with a batch norm and dropout. `act` is applied in the middle."""
+    """Layers with batch norm and dropout. Subclasses override `act`, which runs in the middle."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def backward(model, x, k):
 
 
 def trained(make, step, steps, wrap):
-    """The model, and what its steps leave."""
+    """Trains a model. Returns (model, results of its steps)."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -52,7 +52,7 @@ def trained(make, step, steps, wrap):
 
 
 def left_by_steps(model, optimizer, step, steps):
-    """Per step what `step` returns, parameters, gradients, buffers, the state of the generators."""
+    """Runs steps. Returns per step: the result of `step`, parameters, gradients, buffers, and the states of the generators."""
     found = []
     for k in range(steps):
         torch.manual_seed(k + 1)
@@ -78,7 +78,7 @@ def run_together(threads):
 
 class Test(unittest.TestCase):
     def check(self, make, step=backward, steps=5, **options):
-        """@return the wrapped model"""
+        """Checks that planned steps equal plain steps. @return the wrapped model"""
         _, plain = trained(make, step, steps, None)
         model, planned = trained(make, step, steps, options)
         for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
@@ -121,7 +121,7 @@ def set_global(model, v):
     GLOBAL = v
 
 
-#: per kind of state: what makes it, what reads a number, what changes it
+#: per kind of state: (function that makes the state, function that reads its number, function that changes it)
 STATES = {
     "number": (lambda m: setattr(m, "s", 2.0), lambda m: m.s, lambda m, v: setattr(m, "s", v)),
     "numpy array": (lambda m: setattr(m, "s", numpy.array([2.0])), lambda m: float(m.s[0]), lambda m, v: m.s.__setitem__(0, v)),

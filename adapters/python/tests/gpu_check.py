@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/gpu-check on the device of REMAT_TEST_DEVICE: every part passes in tiny sizes, and a device that is missing is one sentence.
+"""Runs tools/gpu-check on the device of REMAT_TEST_DEVICE. Every part passes with tiny models. The error for a missing device is one sentence.
 
 usage: gpu_check.py BUILD_FOLDER
 """
@@ -12,14 +12,14 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-#: Cases of each part; of `suites` the C++ programs are there only if they are built.
+#: Cases of each part. The part `suites` also has the C++ programs, if they are built.
 CASES = {"devices": {"environment"}, "suites": {"devices.py"}, "memory": {"GPT with dropout", "Llama-like", "ResNet", "U-Net"},
          "bits": {"GPT with dropout", "Llama-like", "ResNet", "U-Net", "conv + batch norm", "encoder, bf16 autocast"},
          "speed": {"GPT-2", "Llama 1 B", "ResNet-50", "U-Net"}, "finetune": {"Llama 3 B"}}
 
 
 def check(folder, build, *arguments, device=os.environ["REMAT_TEST_DEVICE"]):
-    """The exit code, what it prints, and the JSON file."""
+    """Runs gpu-check. Returns (exit code, output, content of the JSON file)."""
     results = pathlib.Path(folder) / "results.json"
     command = [sys.executable, ROOT / "bench/gpu_check", "--built", build, "--python", sys.executable, "--json", results, "--device", device, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"REMAT_TEST_DEVICE": ""})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on the device of REMAT_TEST_DEVICE with weights in memory of the host equals plain training there, bit by bit."""
+"""Training on the device of REMAT_TEST_DEVICE with weights in host memory equals plain training on this device bit by bit."""
 
 import gc
 import io
@@ -16,12 +16,12 @@ import remat
 
 
 def train(make, sample, wrapped, steps=4, passes=1, stepped=None, told=None):
-    """Losses, parameters, buffers and the state of the generator that training leaves.
+    """Trains a model. Returns losses, parameters, buffers and the state of the generator.
 
-    wrapped: options, or None for plain training on the device.
-    passes: backwards whose gradients add up before each step.
-    stepped: options of `remat.optimizer`, or None for the plain one.
-    told: gets what the session says of memory, and the bytes of states on a disk.
+    wrapped: options of `remat.wrap`, or None for plain training on the device.
+    passes: number of backwards whose gradients accumulate before each step of the optimizer.
+    stepped: options of `remat.optimizer`, or None for a plain optimizer.
+    told: a dictionary that receives the memory figures of the session, and the bytes of states on a disk.
     """
     gc.collect()
     torch.manual_seed(1)
@@ -34,7 +34,7 @@ def train(make, sample, wrapped, steps=4, passes=1, stepped=None, told=None):
         remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9, **wrapped)
         assert all(torch.equal(p, weights[name]) and p.device.type == "cpu" for name, p in model.named_parameters())
     torch.manual_seed(2)
-    arithmetic = {"lr": 0.01, "foreach": False}  # the same on host and device
+    arithmetic = {"lr": 0.01, "foreach": False}  # equal arithmetic on host and device
     if stepped is None:
         optimizer = torch.optim.AdamW(model.parameters(), **arithmetic)
     else:
@@ -42,7 +42,7 @@ def train(make, sample, wrapped, steps=4, passes=1, stepped=None, told=None):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     losses = []
     for k in range(steps):
-        if k == 1:  # the first has captured and measured
+        if k == 1:  # the first step captures and profiles
             torch.accelerator.reset_peak_memory_stats()
         optimizer.zero_grad()
         for _ in range(passes):
@@ -86,7 +86,7 @@ def check_refusals():
 
 
 def check_other_options():
-    """Wrapped again without a device, the model trains on the host."""
+    """A model that is wrapped again without a device trains on the host."""
     model, x = Conv(), torch.randn(4, 3, 24, 24)
     remat.wrap(model, device=DEVICE, offload="all", cache=False)(x).backward()
     assert {b.device.type for b in model.buffers()} == {DEVICE.type}
@@ -95,7 +95,7 @@ def check_other_options():
 
 
 def check_optimizers():
-    """Parameters step beside the backward, on the device, and with states on a disk."""
+    """The optimizer steps during the backward, on the device, on the host, and with states on a disk."""
     make, sample = Gpt, lambda: torch.randint(0, 50, (8, 16))
     compared = 0
     for passes in (1, 2):
@@ -118,11 +118,11 @@ def check_optimizers():
 
 
 def check_checkpoints():
-    """A checkpoint goes on with or without weights of the host, and so does training whose gradients are clipped."""
+    """Training resumes from a saved state with or without weights on the host, also with clipped gradients."""
     x = torch.randint(0, 50, (8, 16))
 
     def half(there, stepped, clip, saved=None):
-        """Two steps from a checkpoint on; another checkpoint. there: with weights of the host."""
+        """Trains two steps from a saved state. Returns the new saved state. there: True for weights on the host."""
         torch.manual_seed(1)
         model = Gpt()
         if there:
@@ -166,10 +166,10 @@ def check_steps_beside():
     model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9), torch.randint(0, 50, (8, 16))
     optimizer = remat.optimizer(model.parameters(), torch.optim.SGD, model=model, step="overlap", lr=0.1)
     copies, stepped = 0, []
-    stuck = threading.Timer(120, emulated.set_option, ("hold", 0))  # a step that waits for all gradients would wait forever
+    stuck = threading.Timer(120, emulated.set_option, ("hold", 0))  # releases the copies, in case the step waits for all gradients
 
     def look(p):
-        stepped.append(emulated.get_option("hold"))  # 1: copies wait
+        stepped.append(emulated.get_option("hold"))  # 1: copies are held back
         emulated.set_option("hold", 0)
     for k in range(3):
         optimizer.zero_grad()
@@ -188,7 +188,7 @@ def check_steps_beside():
 
 
 def check_disk():
-    """States, activations and weights go to a disk as `host_budget` asks for."""
+    """The smaller `host_budget` is, the more goes to a disk: optimizer states, activations and weights."""
     make, sample = Gpt, lambda: torch.randint(0, 50, (8, 16))
     weights = sum(p.nbytes for p in make().parameters())
     plain = train(make, sample, None)
@@ -208,7 +208,7 @@ def check_disk():
 
 
 class Hooked(torch.nn.Module):
-    """A forward that cannot be planned: a hook inside is told of gradients."""
+    """A model that cannot be planned, because a module inside has a full backward hook."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ class Hooked(torch.nn.Module):
 
 
 def check_refused_calls():
-    """With on_refuse="warn" a call that is refused runs on the device, with gradients, one weight there at a time."""
+    """With on_refuse="warn", a refused call runs on the device, with gradients. Only one weight at a time is on the device."""
     def run(wrapped):
         gc.collect()
         before = torch.accelerator.memory_allocated()
@@ -244,7 +244,7 @@ def check_refused_calls():
     (plain, all_held), (kept, held) = run(False), run(True)
     logging.getLogger("remat").setLevel(logging.WARNING)
     assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
-    assert held <= all_held - Hooked().body.weight.nbytes, (held, all_held)  # which is nearly all there is of weights
+    assert held <= all_held - Hooked().body.weight.nbytes, (held, all_held)  # this weight is nearly all weights of the model
     model = remat.wrap(Hooked(), device=DEVICE, offload="all", cache=False)
     with remat.of(model).paused():
         loss = model(torch.randn(8, 64))
@@ -259,7 +259,7 @@ def check_refused_calls():
 
 
 def check_wrapped_again():
-    """Other options leave weights where they are, unless they ask for another place."""
+    """Wrapping again with other options leaves weights in place, unless the options name another place."""
     torch.manual_seed(1)
     model, x = Gpt(), torch.randint(0, 50, (8, 16))
     values = [p.detach().clone() for p in model.parameters()]
@@ -281,7 +281,7 @@ def check_wrapped_again():
 
 
 def check_moved_weights():
-    """Trainers call `model.to(device)`: weights and gradients come back, and buffers where they were."""
+    """Trainers call `model.to(device)`. The next step moves weights and gradients back to the host, and buffers to the device."""
     def left(there):
         torch.manual_seed(1)
         model, x = Conv(), torch.randn(4, 3, 24, 24)
@@ -293,7 +293,7 @@ def check_moved_weights():
                 move()
             model(x.to(DEVICE)).backward()
             if there:
-                move()  # with gradients
+                move()  # moves gradients, too
             model(x.to(DEVICE)).backward()
             assert not there or {t.device.type for p in model.parameters() for t in (p, p.grad)} == {"cpu"}
             optimizer.step()
@@ -304,7 +304,7 @@ def check_moved_weights():
 
 
 def check_lost_gradient():
-    """A copy of a gradient that fails names its parameter."""
+    """If the copy of a gradient fails, the error names the parameter."""
     if not emulated.is_emulated:
         return
     model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False), torch.randint(0, 50, (8, 16))
@@ -327,7 +327,7 @@ def check_lost_gradient():
 
 
 def main():
-    torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
+    torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's choice of the fast path depends on the place of the weights
     check_refusals()
     check_other_options()
     check_wrapped_again()

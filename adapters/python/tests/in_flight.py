@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several calls of a wrapped module before a backward: they share memory, and are as in eager mode, bit by bit."""
+"""Several calls of a wrapped module before a backward. They share memory, and equal eager mode bit by bit."""
 
 import copy
 import logging
@@ -27,7 +27,7 @@ class Cell(nn.Module):
 
 
 def meter():
-    """A session that counts memory of the process, beside those that are tested."""
+    """A second session that measures the memory of the process during the tests."""
     counting = remat.wrap(nn.Linear(2, 2), cache=False)
     counting(torch.ones(1, 2)).sum().backward()
     return counting, remat.of(counting)
@@ -40,7 +40,7 @@ def unrolled(model, x, calls):
 
 
 def peaks(make, calls, steps, wrap=None):
-    """Bytes that each step takes beyond what is there before it."""
+    """Trains a model. Returns (model, peak of each step beyond the bytes before it)."""
     counting, counted = meter()
     torch.manual_seed(0)
     model = make()
@@ -61,7 +61,7 @@ def peaks(make, calls, steps, wrap=None):
 
 class InFlight(Test):
     def planned(self, make, step, steps=5, **options):
-        """Like `check`. No step runs as it is."""
+        """Like `check`, and fails on a warning: no step may run unplanned."""
         with self.assertNoLogs("remat", logging.WARNING):
             return self.check(make, step, steps, **options)
 
@@ -108,7 +108,7 @@ class InFlight(Test):
                 self.planned(Net, step, steps=7)
 
     def test_inputs_made_of_the_same_parameters(self):
-        """What has made an input is not part of the step, although it leads to the parameters of the step."""
+        """The graph of an input is not part of the step, even if it leads to the same parameters."""
         def before(model, x):
             return x @ model.last.weight @ model.first.weight
 
@@ -151,7 +151,7 @@ class InFlight(Test):
                 self.check(Net, step)
 
     def test_buffers_that_each_call_writes(self):
-        """What a call has read of them is not read again in its backward: another call has written them by then."""
+        """The backward of a call does not read the buffers again, because another call may have written them."""
         class Averages(Net):
             def begin(self):
                 self.layers = nn.ModuleList(nn.Linear(48, 48) for _ in range(6))
@@ -191,16 +191,16 @@ class InFlight(Test):
         self.planned(Fails, step, steps=6)
 
     def test_memory_of_eager_mode(self):
-        """Twenty calls take what those of the plain module take, and one call more: its memory, and its gradients beside their sum."""
+        """Twenty calls need at most the memory of 21 plain calls, plus the gradients of one call beside their sum."""
         _, plain = peaks(Cell, 20, 3)
         model, (_, *planned) = peaks(Cell, 20, 4, {"budget": "100% of activations"})
         self.assertLessEqual(max(planned), 21 / 20 * max(plain) + sum(p.nbytes for p in model.parameters()))
 
     def test_budgets_in_bytes(self):
-        """The first step learns how many calls there are. Later ones are within the budget."""
+        """The first step learns the number of calls. Later steps stay within the budget."""
         _, (plain, *_) = peaks(Cell, 20, 2)
         parameters = sum(p.nbytes for p in Cell().parameters())
-        least = parameters + 20 * 64 * 128 * 4  # gradients and the outputs of calls
+        least = parameters + 20 * 64 * 128 * 4  # gradients, and the outputs of all calls
         for part in (0.3, 0.6):
             step = int(least + part * (plain - least))
             with self.subTest(part=part), self.assertLogs("remat", logging.WARNING) as told:
@@ -212,7 +212,7 @@ class InFlight(Test):
             self.assertGreater(len(remat.of(model).plan["again"]), 0)
 
     def test_one_large_call_among_small_ones(self):
-        """As many large ones would not fit."""
+        """One large call beside six small calls fits the budget; seven large calls would not."""
         torch.manual_seed(0)
         model = Cell()
         parameters = sum(p.nbytes for p in model.parameters())
@@ -224,7 +224,7 @@ class InFlight(Test):
                 (sum(model(small * k).sum() for k in range(6)) + model(large).sum()).backward()
 
     def test_memory_of_larger_calls_makes_room(self):
-        """Calls compute in the memory of larger calls before them, unless nothing else would fit beside it."""
+        """Smaller calls reuse the memory of earlier larger calls. If no plan fits beside this memory, it is freed."""
         torch.manual_seed(0)
         model = Cell()
         parameters = sum(p.nbytes for p in model.parameters())
@@ -251,7 +251,7 @@ class InFlight(Test):
         unrolled(model, x, 200)
 
     def test_forwards_without_a_backward(self):
-        """Their memory goes with their outputs, also where these come from each other. What is left of them can be used."""
+        """The memory of such calls is freed with their outputs, also if outputs depend on each other. Remaining outputs stay usable."""
         class Several(Cell):
             def forward(self, x):
                 hidden = [x := x + layer(x) for layer in self.layers]
@@ -286,7 +286,7 @@ class InFlight(Test):
             self.assertTrue(same([p.grad for p in plain.parameters()], [p.grad for p in model.parameters()]))
 
     def test_threads(self):
-        """Each with calls of its own in flight."""
+        """Several threads, each with its own calls in flight."""
         def run(wrapped):
             torch.manual_seed(0)
             model = Cell(16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed package on the device of REMAT_TEST_DEVICE: half of the activation memory, and the bits of plain training."""
+"""Tests the installed package on the device of REMAT_TEST_DEVICE: training in half of the activation memory equals plain training bit by bit."""
 
 import pathlib
 import sys
@@ -9,7 +9,7 @@ import torch
 
 import remat
 
-LOSS = 512  #: bytes at most of the gradient of the loss, which is not the model's
+LOSS = 512  #: upper bound on the bytes of the gradient of the loss, which no plan of the model counts
 
 
 class Deep(torch.nn.Module):
@@ -22,7 +22,7 @@ class Deep(torch.nn.Module):
 
 
 def train(budget):
-    """What five steps leave; what the session says of memory; and the peak of the last step beyond what was held, bytes."""
+    """Trains five steps. Returns (losses and parameters, memory figures, peak of the last step beyond the bytes held before, bytes)."""
     torch.manual_seed(1)
     model, x = Deep().to(emulated.device), torch.randn(256, 64).to(emulated.device)
     if budget is not None:
@@ -31,7 +31,7 @@ def train(budget):
     losses, told, beyond = [], {}, 0
     for k in range(5):
         optimizer.zero_grad()
-        if k == 4 and budget is not None:  # steps before captured, measured, and learned what the loss makes of outputs
+        if k == 4 and budget is not None:  # earlier steps capture, profile, and learn how the loss uses the outputs
             remat.of(model).release()
             remat.of(model).reset_peak()
             beyond = -remat.of(model).memory()["peak"]
@@ -46,7 +46,7 @@ def train(budget):
 
 
 def check_devices():
-    """CUDA is there if PyTorch has it; else the reason is the driver, and not a plug-in that is missing or does not load."""
+    """CUDA is usable if PyTorch can use it. Otherwise the reported reason is the driver, not the plug-in."""
     told = {d["device"].split(":")[0]: d["problem"] for d in remat.devices()}
     if torch.version.cuda is not None:
         problem = told["cuda"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated devices that are wrong on purpose. The checks of whole trainings must notice each of them."""
+"""Breaks the emulated devices on purpose. The checks of whole trainings must notice each mutation."""
 
 import sys
 
@@ -11,11 +11,11 @@ from devices import DEVICE, Gpt
 
 import remat
 
-# What is changed, to which value, and what must be noticed.
+# (option of the emulated device, its value, symptom that a check must notice).
 MUTANTS = (
     ("drop_waits", 1, "races"),  # streams ignore waits for events
     ("wrong_stream", 1, "races"),  # events are recorded on another stream
-    ("alignment", 4096, "numbers"),  # kernels want more of addresses than arenas promise
+    ("alignment", 4096, "numbers"),  # kernels require a larger alignment than arenas guarantee
 )
 
 TRAININGS = {
@@ -26,7 +26,7 @@ TRAININGS = {
 
 
 def noticed(train, options, plain):
-    """What the checks would say of a training: a set of "races", "numbers" and names of errors."""
+    """Symptoms of a training: a set of "races", "numbers" and names of exceptions."""
     found = set()
     try:
         left = train(Gpt, ids, options, steps=3)
@@ -47,7 +47,7 @@ def ids():
 
 def main():
     assert emulated.is_emulated, "a real device cannot be made wrong"
-    torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
+    torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's choice of the fast path depends on the place of the weights
     caught = 0
     for name, (train, options) in TRAININGS.items():
         plain = train(Gpt, ids, None, steps=3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of bench/papers, tiny: a wrapped step equals eager's loss and gradients bit by bit."""
+"""The models of bench/papers in size `tiny`: loss and gradients of a wrapped step equal eager mode bit by bit."""
 import pathlib
 import sys
 import unittest
@@ -14,7 +14,7 @@ import models  # noqa: E402
 
 
 def step(model, args):
-    """Loss and gradients. The generator is as before each call."""
+    """Loss and gradients of a step. Each call starts with the same state of the generator."""
     torch.manual_seed(1)
     for p in model.parameters():
         p.grad = None
@@ -35,7 +35,7 @@ class Papers(unittest.TestCase):
                 self.assertTrue(compare.same(step(model, args), expected), f"{name}: a wrapped step differs")
 
     def wrap(self, model, args):
-        """At 60 % of what the step takes, or at the smallest budget."""
+        """Wraps with a budget of 60 %, or with the smallest budget if 60 % is too small."""
         options = {"on_refuse": "raise", "planner": remat.Planner(time_limit=0.3)}
         try:
             remat.wrap(model, args, budget="60%", **options)

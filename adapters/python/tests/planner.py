@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python planner against a problem whose answers are known, and against bad input. Usage: planner.py INSTANCES"""
+"""Tests the Python planner with a problem with known answers, and with bad input. Usage: planner.py INSTANCES"""
 import json
 import pathlib
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages, traces and snapshots of plans, held against `evaluate`; plans and curves as Python shows them."""
+"""Compares pages, traces and snapshots of plans with `evaluate`. Also tests plans and curves in Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_torch = unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
 
 
 class Page(html.parser.HTMLParser):
-    """Elements of a page; fails on tags that do not match."""
+    """The elements of a page. Parsing fails on tags that do not match."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -58,7 +58,7 @@ class Page(html.parser.HTMLParser):
 
 
 def size(bytes_: int) -> str:
-    """As the page writes it, from an implementation of its own."""
+    """Bytes as text, in the format of the page, from an independent implementation."""
     number, units = float(bytes_), ["B", "KiB", "MiB", "GiB"]
     while abs(number) >= 999.5 and len(units) > 1:
         number, units = number / 1024, units[1:]
@@ -212,7 +212,7 @@ class Exports(unittest.TestCase):
         self.assertIn("cudaMalloc", _memory_viz.trace(snapshot))
         total = sum(size for segment in snapshot["segments"] for size in [segment["allocated_size"]])
         self.assertIn("segments: 1", _memory_viz.segsum(snapshot))
-        self.assertEqual(total, sum(v["bytes"] for v in step["values"] if v.get("held")) + 4000)  # what is held, and the target
+        self.assertEqual(total, sum(v["bytes"] for v in step["values"] if v.get("held")) + 4000)  # held values and the target
 
     def test_trace(self) -> None:
         step = problem(copies=True)
@@ -270,7 +270,7 @@ class Values(unittest.TestCase):
         self.assertLessEqual(truth["peak"], document["budget"])
         self.assertIn("2", {operation.get("module") for operation in step["operations"]})
         report = session.report(time_limit=2, points=3)
-        self.assertIn("arena", report)  # a text, as before
+        self.assertIn("arena", report)  # a report is still a text
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "plan.json"
             plan.save(file)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rockmate's classes next to the plain model, bit by bit.
+"""Compares Rockmate's classes with the plain model bit by bit.
 
-On a device (REMAT_TEST_DEVICE) only `Offmate` is tried, which trains there with weights of the host.
+On a device (REMAT_TEST_DEVICE) only `Offmate` is tested: it trains on the device, with weights on the host.
 """
 
 import copy
@@ -27,7 +27,7 @@ OF_REMATERIALIZATION = (rockmate.Rockmate, rockmate.PureRotor, rockmate.PureRock
 
 
 def trained(make=None, optim=torch.optim.Adam, steps=4, **options):
-    """What steps leave: outputs, gradients, state, generator. make: gives the module of Rockmate for a model; default: plain training."""
+    """Trains a model. Returns outputs, gradients, state and generator. make: makes a Rockmate module of a model; default: plain training."""
     torch.manual_seed(0)
     model = Net()
     rk = model.to(emulated.device) if make is None else make(model)
@@ -52,7 +52,7 @@ def trained(make=None, optim=torch.optim.Adam, steps=4, **options):
 
 
 def smallest(cls, **options):
-    """A tenth more than the smallest budget that an error says to do, in bytes as Rockmate counts. (Searches by time end elsewhere each time.)"""
+    """The smallest budget that OverBudget names, plus 10 %, in bytes in Rockmate's terms. (Results of timed searches vary.)"""
     try:
         cls(Net(), sample(), 1, **options)
     except remat.OverBudget as e:
@@ -95,7 +95,7 @@ class Equal(unittest.TestCase):
         budget = int(0.7 * self.full)
         alone = {name: plan_of(rockmate.Hiremate(Net(), sample(), budget, algorithms=[name]))["seconds"] for name in ("hilp", "rotor", "twremat")}
         rk = rockmate.Hiremate(Net(), sample(), budget, algorithms=list(alone))
-        self.assertLessEqual(plan_of(rk)["seconds"], 1.02 * min(alone.values()))  # costs are measured once, and kept
+        self.assertLessEqual(plan_of(rk)["seconds"], 1.02 * min(alone.values()))  # comparable, because costs are measured once and cached
 
     def test_smallest_budget_that_an_error_names_will_do(self):
         budget = smallest(rockmate.PureRotor)
@@ -104,7 +104,7 @@ class Equal(unittest.TestCase):
     def test_another_method_steps_in_with_a_warning(self):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            rk = rockmate.from_config(Net(), sample(), int(0.7 * self.full), "noremat")  # which recomputes nothing
+            rk = rockmate.from_config(Net(), sample(), int(0.7 * self.full), "noremat")  # "noremat" recomputes nothing
         self.assertIn("store_all found no plan", str(told[-1].message))
         self.assertGreater(plan_of(rk)["recomputed"], 0)
 
@@ -178,10 +178,10 @@ class Equal(unittest.TestCase):
 
 
 class Offloading(unittest.TestCase):
-    """The optimizer steps within the backward."""
+    """Offmate, whose optimizer steps within the backward."""
 
     def check(self, optim, budget, **options):
-        arithmetic = {"lr": 0.01, "foreach": False}  # the same on host and device
+        arithmetic = {"lr": 0.01, "foreach": False}  # equal arithmetic on host and device
         _, plain, _ = trained(optim=optim, **arithmetic)
         rk, found, _ = trained(lambda m: rockmate.Offmate(m, sample(), budget, optim_kwargs=arithmetic, **options))
         for what, a, b in zip(("outputs", "state", "generator"), plain, found):
@@ -216,7 +216,7 @@ class Offloading(unittest.TestCase):
             copy.deepcopy(rk)
 
     def test_the_model_without_it(self):
-        """A constructor that fails, and a module that is gone, leave a model that trains as it is."""
+        """After a constructor fails, or an Offmate is deleted, the model trains as a plain model."""
         model = Net()
         for budget, options in ((1, {}), (None, {"optim_kwargs": {"rate": 1}}), ("a lot", {})):
             with self.assertRaises((remat.Error, TypeError)):

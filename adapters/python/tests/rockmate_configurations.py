@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rockmate's configurations: what they steer, files of them, and what is wrong in them."""
+"""Rockmate's configurations: options that have an effect, files, and errors for bad input."""
 
 import json
 import pathlib
@@ -55,7 +55,7 @@ class Configurations(unittest.TestCase):
 
     def test_one_warning_names_what_has_no_effect(self):
         config = rockmate.generate_config("hilp")
-        config.solver.bottom.hilp.nb_bdg_save = 9  # has one
+        config.solver.bottom.hilp.nb_bdg_save = 9  # an option with an effect; the next two have none
         config.solver.bottom.hilp.time_limit = 9
         config.partitioner.bottom_to_top.max_len_seq = 5
         config.solver.top.hilp.time_limit = 3
@@ -86,7 +86,7 @@ class Configurations(unittest.TestCase):
         config.partitioner.bottom_to_top |= {"max_estimate_per_sub_graph": 7, "max_estimate_for_main_graph": 10}
         self.assertEqual(self.options_of(config), [("hiremate", {"saved": 3, "peaks": 1, "leaf_operations": 24, "cut.size": 14, "cut.most": 10, "choices": 5})])
         config = rockmate.generate_config("rockmate")
-        config.solver.bottom.hilp.nb_bdg_save = 6  # the default of other kinds
+        config.solver.bottom.hilp.nb_bdg_save = 6  # the default of other kinds of configuration
         self.assertEqual(self.options_of(config), [("rockmate", {"saved": 6})])
 
     def test_settings_steer_also_with_a_value_that_some_kind_has(self):
@@ -98,7 +98,7 @@ class Configurations(unittest.TestCase):
         remat._core.check_solver("rockmate", {"slots": str(method.options_for(1 << 40)["slots"])})
 
     def test_options_change_the_plan(self):
-        """One bound per part, and parts that are cut elsewhere: other plans, and no faster ones."""
+        """One bound per part leads to another plan than the usual number of bounds."""
         budget = int(0.5 * rockmate.PureRotor(Net(depth=6), sample()).op_sched.peak_mem)
         plans = {}
         for name, bottom in (("usual", {}), ("one bound", {"nb_bdg_save": 1, "nb_bdg_peak": 1})):

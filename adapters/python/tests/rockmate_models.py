@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of Rockmate's classes share."""
+"""Shared code of the tests of Rockmate's classes."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ KINDS = ("rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "norem
 
 
 class Net(nn.Module):
-    """Batch norm, dropout, a residual, tied weights."""
+    """A model with batch norm, dropout, a residual connection and tied weights."""
 
     def __init__(self, width=32, depth=2):
         super().__init__()

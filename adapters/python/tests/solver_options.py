@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of solvers by name: they change plans, tell cached plans apart, and are refused with their names."""
+"""Options of solvers: they change plans, are part of the cache key, and errors name them."""
 import json
 import pathlib
 import tempfile
@@ -12,7 +12,7 @@ import remat
 
 
 class Net(nn.Module):
-    """Layers whose activations outweigh the weights."""
+    """Layers with more bytes of activations than of weights."""
 
     def __init__(self, depth=8, width=32):
         super().__init__()
@@ -50,14 +50,14 @@ class Plans(unittest.TestCase):
         self.assertFalse(plan.fallback)
 
     def test_a_plan_without_the_solver_says_so(self):
-        plan = planned(solver="store_all")  # which fits no such budget
+        plan = planned(solver="store_all")  # store_all does not fit this budget
         self.assertTrue(plan.fallback)
         self.assertGreater(plan.recomputed, 0)
         self.assertFalse(planned(solver="min_cut").fallback)
 
 
 class Cache(unittest.TestCase):
-    """Plans of training steps are kept on disk: those of other options are others."""
+    """The plan cache on disk: other options mean another entry."""
 
     def trained(self, folder, **options):
         torch.manual_seed(0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the wheel from a clean copy of the repository with what pyproject.toml asks for and nothing else, installs it in an
-environment of its own, and plans and trains with it.
+"""Builds the wheel from a clean copy of the repository, with only the requirements of pyproject.toml. Installs the wheel in a new
+environment, and plans and trains with it.
 
-On the host, and if the build folder has the emulated CUDA, on that with the plug-in inside the wheel. The environment sees the
-packages of the Python that runs this, as a download of torch takes longer than all else.
+It trains on the host and, if the build folder has the emulated CUDA, on this device with the plug-in inside the wheel. The environment
+sees the packages of the current Python, because a download of torch would take longer than the whole test.
 
 usage: wheel.py BUILD_FOLDER
 """
@@ -22,7 +22,7 @@ ROOT = HERE.parents[2]
 
 
 def call(*command, cwd, **environment):
-    """Runs a command. Ends this process with its output if it fails."""
+    """Runs a command and returns its output. If the command fails, this process exits with the output."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         sys.exit(f"{done.stdout}\nexit code {done.returncode}: {' '.join(map(str, command))}")
@@ -30,7 +30,7 @@ def call(*command, cwd, **environment):
 
 
 def copy(to):
-    """What git has of the working tree."""
+    """Copies the files of the working tree that git tracks."""
     for name in call("git", "ls-files", "-z", cwd=ROOT, **os.environ).split("\0"):
         if name and (ROOT / name).exists():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def copy(to):
 
 
 def environment_in(folder):
-    """An environment without pip that sees the packages of this Python. Returns its Python, and variables as `activate` sets them."""
+    """Makes an environment without pip that sees the packages of this Python. Returns (its Python, the variables that `activate` sets)."""
     venv.create(folder, symlinks=True)
     site, = folder.glob("lib/python*/site-packages")
     (site / "shared.pth").write_text("".join(path + "\n" for path in sys.path if path.endswith("-packages")))
@@ -47,21 +47,21 @@ def environment_in(folder):
 
 
 def check_contents(wheel):
-    """The program, one extension each for planner and sessions, the plug-in beside them if PyTorch has CUDA, and no library besides."""
+    """The wheel has the program, one extension for the planner, one for sessions, and the plug-in if PyTorch has CUDA. No other library."""
     import torch
 
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     libraries = sorted(name.split(".")[0] for name in names if name.endswith(".so"))
     assert libraries == ["remat/_core", "remat/_torch"] + ["remat/libremat_torch_cuda"] * (torch.version.cuda is not None), names
-    # The folder of PyTorch that pip deletes after the build is where none of them looks for libraries.
+    # No rpath leads to PyTorch's folder in the build environment, which pip deletes after the build.
     assert not any(re.search(rb"(?<!\.\.)/torch/lib[:\0]", archive.read(name)) for name in names if name.endswith(".so")), names
     assert any(name.endswith(".data/scripts/remat") for name in names), names
     assert {f"remat/{source.name}" for source in (ROOT / "adapters/python/remat").glob("*.py")} <= set(names), names
 
 
 def check_program(program, scratch, **environment):
-    """The program beside the environment's Python plans with HiGHS, and judges what it has planned."""
+    """The program of the environment plans with HiGHS, and checks its plan."""
     problem, plan = ROOT / "bench/instances/resnet18.json", pathlib.Path(scratch) / "plan.json"
     assert "highs" in call(program, "list", cwd=scratch, **environment)
     call(program, "solve", problem, "--budget", "60%", "--time-limit", "2", "-o", plan, cwd=scratch, **environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""remat.wrap next to the plain module: everything that a training loop can see is equal bit by bit."""
+"""Compares wrapped with plain models: everything that a training loop can see is equal bit by bit."""
 
 import collections
 import copy
@@ -19,7 +19,7 @@ from wrapping import Chain, data, inputs
 
 
 class Equal(unittest.TestCase):
-    """Models and ways to call them."""
+    """Many models, and many ways to call them."""
 
     def test_chain(self):
         check(self, Chain, inputs())
@@ -312,7 +312,7 @@ class Equal(unittest.TestCase):
             m(x).sum().backward()
         with unittest.mock.patch.object(remat._snapshot, "settings", side_effect=AssertionError("read again")):
             for _ in range(3):
-                m.step = int("1000000")  # another object of the same value
+                m.step = int("1000000")  # a new object with the same value
                 m(x).sum().backward()
                 m.zero_grad()
 
@@ -371,7 +371,7 @@ class Equal(unittest.TestCase):
                 return act(x)
 
         check(self, Net, inputs())
-        # Recomputing is the planner's decision: both are one step, with one smallest budget.
+        # The planner decides about recomputation, not the model: both models have the same plan and the same smallest budget.
         made = [remat.wrap(kind(), *inputs()[0], budget="100% of activations") for kind in (Net, Plain)]
         operations = [remat.of(m).plan["operations"] for m in made]
         self.assertEqual(operations[0], operations[1])

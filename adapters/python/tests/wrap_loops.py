@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training loops do with a wrapped model is equal bit by bit."""
+"""Training loops give equal results with plain and wrapped models, bit by bit."""
 
 import collections
 import copy
@@ -20,7 +20,7 @@ from wrapping import Chain, inputs
 
 
 class Loops(unittest.TestCase):
-    """What training loops do."""
+    """Actions of training loops."""
 
     def both(self, act, make=Chain, budget=None):
         found = []
@@ -48,8 +48,8 @@ class Loops(unittest.TestCase):
         self.both(act, budget="200% of activations")
 
     def test_an_arena_is_kept(self):
-        """Later steps share one arena: its pages are touched for the first time once. With gradients that stay, these are in the arena
-        of the first step, and the budget counts them."""
+        """Later steps share one arena, so each of its pages faults only once. If gradients are kept, they stay in the arena of the first
+        step, and the budget counts this arena."""
         for to_none, batches, functional in ((False, (8,), False), (True, (8, 6), False), (False, (8, 6), False), (True, (8,), True)):
             m = remat.wrap(nn.Sequential(*[layer for _ in range(300) for layer in (nn.Linear(64, 64), nn.ReLU())]), budget="100%")
             faults = []
@@ -63,7 +63,7 @@ class Loops(unittest.TestCase):
                 torch.func.functional_call(m, weights, x).square().mean().backward()
                 faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
             pages = remat.of(m).memory()["arena"] // resource.getpagesize()
-            self.assertGreater(pages, 50)  # small ones, as a huge page is touched once
+            self.assertGreater(pages, 50)  # otherwise page faults would not tell: a huge page faults once
             self.assertLess(sum(faults[6:]), 2 * pages, (to_none, batches, functional))
 
     def test_several_forwards_before_the_backwards(self):
@@ -75,11 +75,11 @@ class Loops(unittest.TestCase):
                 found.append(copied([a, b, c, [p.grad for p in m.parameters()]]))
             return found
 
-        for budget in (None, "100% of activations", "90% of activations"):  # of what all three would take
+        for budget in (None, "100% of activations", "90% of activations"):  # in % of the memory of all three calls
             self.both(act, budget=budget)
 
     def test_losses_that_lay_gradients_out_differently(self):
-        """A sum gives one number for all elements, others give columns or parts: kernels may add those in another order."""
+        """The gradient of a sum is one expanded number; other losses give columns or parts. Kernels may add these in another order."""
         losses = [torch.sum, torch.mean, lambda y: y.sum(0).square().sum(), lambda y: y.sum(1).square().sum(), lambda y: (y.t() @ y).mean(),
                   lambda y: y[:, ::2].sum(), lambda y: y.sum() * 0.1]
 
@@ -99,7 +99,7 @@ class Loops(unittest.TestCase):
                 self.both(act, make=make)
 
     def test_accumulation_beside_other_graphs(self):
-        """What several graphs bring to a parameter is added up before it is added to the gradient that is there."""
+        """Gradients of a parameter from several graphs are summed first, and then added to the existing gradient."""
         def act(m):
             found = []
             for i, ((x,), _) in enumerate(inputs(8)):
@@ -120,7 +120,7 @@ class Loops(unittest.TestCase):
             self.both(act, budget=budget)
 
     def test_module_changes_between_forward_and_backward(self):
-        """The first loss that leaves outputs out, or gives gradients of another layout, has the forward run once more."""
+        """A change of the module between forward and backward has no effect, even if an unexpected loss makes the forward run once more."""
         class Two(Chain):
             def forward(self, x):
                 y = super().forward(x)
@@ -171,7 +171,7 @@ class Loops(unittest.TestCase):
             self.both(act, make=Two)
 
     def test_hooks_of_outputs(self):
-        """Those of outputs that the loss does not use are not called."""
+        """Hooks of outputs that the loss does not use are not called."""
         class Two(Chain):
             def forward(self, x):
                 y = super().forward(x)
@@ -326,7 +326,7 @@ class Loops(unittest.TestCase):
 
     @unittest.skipUnless(emulated.on_host, "a forked process has no device")
     def test_precision_of_products(self):
-        """By PyTorch's present settings, after which reading its older ones is an error."""
+        """PyTorch's new settings of precision. After their use, reading the older settings is an error in PyTorch."""
         def trains():
             model, (x,) = Chain(), inputs()[0][0]
             plain = copy.deepcopy(model)
@@ -339,7 +339,7 @@ class Loops(unittest.TestCase):
         for setting in ("cuda.matmul.fp32_precision='tf32'", "fp32_precision='tf32'", "fp32_precision='ieee'", "mkldnn.matmul.fp32_precision='bf16'",
                         "cudnn.conv.fp32_precision='ieee'", "cudnn.fp32_precision='ieee'"):
             with self.subTest(setting):
-                child = os.fork()  # they cannot be put back
+                child = os.fork()  # in a child process, because the settings cannot be undone
                 if child == 0:
                     try:
                         exec(f"torch.backends.{setting}")

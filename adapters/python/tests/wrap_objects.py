@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrapped model is the same object: copies, pickles, options, plans."""
+"""A wrapped model stays the same object. Also tests copies, pickles, options and plans."""
 
 import copy
 import functools
@@ -24,7 +24,7 @@ from wrapping import Chain, inputs
 
 
 class InPlace(unittest.TestCase):
-    """The model stays what it is."""
+    """Wrapping does not change the visible model."""
 
     def test_same_object(self):
         m = Chain()
@@ -69,7 +69,7 @@ class InPlace(unittest.TestCase):
         m(x).sum().backward()
 
     def test_forward_that_takes_the_place_of_ours(self):
-        """Trainers give a model a forward that runs its parts, and calls the one before for other arguments only."""
+        """Some trainers replace the forward of a wrapped model. The new forward runs submodules, or calls the old forward for some arguments."""
 
         def run(follow):
             torch.manual_seed(1)
@@ -169,7 +169,7 @@ class InPlace(unittest.TestCase):
         self.assertIsNone(s())
 
     def test_models_that_are_dropped(self):
-        """A search over many models: one goes before the next one trains, as without `wrap`."""
+        """A search over many models: each model is freed before the next one trains, as without `wrap`."""
         alive = []
         gc.disable()
         try:
@@ -266,7 +266,7 @@ class InPlace(unittest.TestCase):
                     y = m(x)
                     if not same(copied(y), expected):
                         wrong.append("other outputs")
-                    (y.sum() if i % 2 else y.square().mean()).backward()  # for which forwards run once more, and are captured anew
+                    (y.sum() if i % 2 else y.square().mean()).backward()  # a change of the loss: the forward runs once more, and is captured anew
             except Exception as e:
                 wrong.append(e)
 
@@ -277,7 +277,7 @@ class InPlace(unittest.TestCase):
 
 
 class Plans(unittest.TestCase):
-    """What a budget would cost."""
+    """Plans without training: the cost of a budget."""
 
     def test_plan(self):
         m = Chain()
@@ -326,7 +326,7 @@ class Copies(unittest.TestCase):
 
 
 class Groups(unittest.TestCase):
-    """Options in groups, and as before version 0.3."""
+    """Options in groups, and as single arguments as before version 0.3."""
 
     def test_both_spellings_are_the_same(self):
         with warnings.catch_warnings():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What remat.wrap refuses, and how it says so."""
+"""Calls and options that remat.wrap refuses, and the messages of the errors."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ from wrapping import Chain, inputs
 
 
 class Refusals(unittest.TestCase):
-    """What a replayed forward cannot do is said, with the place and what to do. Followed ones: follow_calls.py."""
+    """Refusals of replayed forwards (follow=False) name the place and a remedy. For followed forwards see follow_calls.py."""
 
     def refused(self, model, *args, **kwargs):
         state = emulated.random_state()
@@ -235,14 +235,14 @@ class Refusals(unittest.TestCase):
         self.assertEqual(set(found), {80_000_000})
         held = remat.of(m).memory()["held"]
         m = remat.wrap(Chain(), (x,), activation_budget="5 MB")
-        copies = sum(emulated.allocated(b.nbytes) for b in m.buffers())  # of what the step writes, which count as held, too
+        copies = sum(emulated.allocated(b.nbytes) for b in m.buffers())  # copies of buffers that the step writes; "held" includes them
         self.assertEqual(remat.of(m).memory()["budget"], held - copies + 5_000_000)
         for text, words in (("120% of device", "no more than 100 %"), ("50% of the device", "after the % goes"), ("-5%", "no percentage")):
             with self.subTest(text), self.assertRaisesRegex(ValueError, words):
                 remat.wrap(Chain(), budget=text)
 
     def test_part_for_another_version_of_torch(self):
-        """One sentence says so; the planner goes on."""
+        """If the extension was built for another torch, the error is one sentence. The planner still works."""
         there = pathlib.Path(remat.__file__).parent
         with tempfile.TemporaryDirectory() as folder:
             package = pathlib.Path(folder) / "remat"
@@ -259,7 +259,7 @@ class Refusals(unittest.TestCase):
         self.assertIn(f"another version than torch {torch.__version__}", said)
 
     def test_optimizer(self):
-        """Its states count, those of the first step to come too; of parameters of this model."""
+        """The budget counts the states of an optimizer for parameters of this model, also states that its first step will allocate."""
         (x,), _ = inputs()[0]
         for make, each in ((lambda p: torch.optim.AdamW(p, lr=0.1), 2), (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1),
                            (lambda p: torch.optim.SGD(p, 0.1), 0), (lambda p: torch.optim.Adafactor(p), None)):
@@ -289,7 +289,7 @@ class Refusals(unittest.TestCase):
                 m(x).sum().backward()
 
     def test_errors_of_a_backward(self):
-        """They have the types of other errors, whatever thread the backward runs on."""
+        """Errors of a backward have the same types as other errors, on every thread."""
         (x,), _ = inputs()[0]
         model = remat.wrap(Chain(), follow=False)
         for _ in range(2):
@@ -332,7 +332,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("come from remat_noise::noisy; torch.use_deterministic_algorithms(True) may help", seen.output[0])
         self.assertTrue(seen.output[0].endswith(". 2 of 4 gradients are not compared: first.bias, first.weight"), seen.output[0])
         self.assertIsNotNone(model.second.weight.grad)
-        factor = 2.0  # nothing shows that
+        factor = 2.0  # a change that no guard can see
         with self.assertRaisesRegex(remat.NotEqual, "output 0"):
             model(x)
 

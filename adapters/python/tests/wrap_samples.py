@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are wrapped together with the arguments of a step: it is planned at once, and nothing of it is left."""
+"""`wrap` with the arguments of a step plans this step at once, and undoes all its side effects."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ def one(model, x):
 
 
 class Kept(Net):
-    """Keeps what it computes until the next step."""
+    """A model that keeps an activation until the next step."""
 
     def begin(self):
         self.state = torch.zeros(32, 48)
@@ -105,7 +105,7 @@ class Samples(unittest.TestCase):
                     self.check(make, on_refuse=choice)
 
     def test_arguments(self):
-        """Some cannot be built again with other tensors; some are written by the forward."""
+        """Arguments of a type that cannot be rebuilt with other tensors, and arguments that the forward writes."""
         class Takes(Net):
             def forward(self, batch, more):
                 more["calls"] = more.get("calls", 0) + 1
@@ -117,7 +117,7 @@ class Samples(unittest.TestCase):
         self.check(Takes, step, sample=(Batch(torch.randn(32, 16)), {"numbers": itertools.count(1)}))
 
     def test_errors(self):
-        """One of the forward reaches the caller, and the model is as before; a budget that cannot do is refused at once."""
+        """An error of the forward reaches the caller and leaves the model unchanged. A budget that is too small is refused at once."""
         class Raises(Net):
             def begin(self):
                 self.calls = 0
@@ -134,7 +134,7 @@ class Samples(unittest.TestCase):
             remat.wrap(Net(), (torch.randn(32, 16),), budget=1000)
 
     def test_estimates(self):
-        """`plan`, `fit` and `curve` take back what the forward changes, also on `meta`; what they cannot record is an error."""
+        """`plan`, `fit` and `curve` undo all changes by the forward, also on `meta`. A forward that cannot be recorded is an error."""
         for name in ("nothing", "counters", "draws", "a state"):
             for on in ("cpu", "meta"):
                 with self.subTest(name, on=on), torch.device(on):
@@ -148,7 +148,7 @@ class Samples(unittest.TestCase):
             remat.plan(acting(lambda self, h: h + h.detach().to_sparse().to_dense())(), (torch.randn(32, 16),))
 
     def test_without_the_code(self):
-        """With follow=False the first call may run twice: it decides."""
+        """With follow=False, `wrap` undoes the side effects of the sample step, too."""
         model = SHAPES["counters"]()
         with self.assertLogs("remat", logging.INFO):
             remat.wrap(model, (torch.randn(32, 16),), planner=remat.Planner(follow=False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of remat.wrap share."""
+"""Shared code of the tests of remat.wrap."""
 
 import emulated
 import torch

@@ -13,7 +13,7 @@ from .._errors import Error
 
 
 class Config(dict[str, Any]):
-    """A dictionary whose items are attributes, too, as Rockmate's configurations are."""
+    """A dictionary whose items are also attributes, like Rockmate's configurations."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -43,7 +43,7 @@ _SOLVERS: dict[str, dict[str, Any]] = {
     "twremat": {"mem_unit": _MIB, "contains_data_node": False, "allow_loss_recomputation": False, "verbose": False},
 }
 
-#: Options and defaults of its partitioners.
+#: Options and defaults of Rockmate's partitioners.
 _PARTITIONERS: dict[str, dict[str, Any]] = {
     "sequence": {"sub_partitioner": "bottom_to_top"},
     "bottom_to_top": {"max_len_seq": 99, "max_estimate_for_main_graph": 30, "max_estimate_per_sub_graph": 20, "min_size_per_sub_graph": 3,
@@ -61,7 +61,7 @@ _PARTITIONERS: dict[str, dict[str, Any]] = {
 _ALL: dict[str, dict[str, Any]] = {name: {} for name in _SOLVERS}
 _SOLVED_BY_ILP = {"time_limit": 1200}
 
-#: Per kind: what it changes in the defaults, for top solvers, bottom solvers and partitioners.
+#: Per kind of configuration: the options that differ from the defaults, for (top solvers, bottom solvers, partitioners).
 _KINDS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]] = {
     "rotor": ({"rotor": {}}, {}, {"sequence": {}}),
     "rockmate": ({"rotor": {}}, {"hilp": {"nb_bdg_save": 10, "nb_bdg_peak": 10}}, {"sequence": {}}),
@@ -76,9 +76,9 @@ _KINDS: dict[str, tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], di
 
 
 def default_config(name: str) -> Config:
-    """All options of a solver or partitioner of Rockmate, with its defaults.
+    """All options of a solver or partitioner of Rockmate, at their defaults.
 
-    Raises Error (a ValueError) for a name that is neither.
+    Raises Error (a ValueError) for an unknown name.
     """
     known = _SOLVERS | _PARTITIONERS
     if name not in known:
@@ -89,7 +89,7 @@ def default_config(name: str) -> Config:
 def generate_config(config_type: str) -> Config:
     """The complete configuration of a kind: rotor, rockmate, checkmate, hilp, hiremate, offmate or noremat.
 
-    Raises Error (a ValueError) for another kind.
+    Raises Error (a ValueError) for an unknown kind.
     """
     if config_type not in _KINDS:
         raise Error(f"generate_config: {config_type!r} is no kind of configuration{_meant(config_type, _KINDS)}; they are {', '.join(_KINDS)}")
@@ -99,7 +99,7 @@ def generate_config(config_type: str) -> Config:
 
 
 class Settings:
-    """A solver or partitioner of Rockmate: its `config`. Raises Error naming an option that it does not have."""
+    """A solver or partitioner of Rockmate, with its options in `config`. Raises Error naming an unknown option."""
 
     name: ClassVar[str]
 
@@ -110,7 +110,7 @@ class Settings:
         except _Wrong as e:
             raise Error(f"{type(self).__name__}: {e}") from None
         self.config = Config(default_config(self.name) | options)
-        self.base = default_config(self.name)  #: what the user's choices are told from
+        self.base = default_config(self.name)  #: options that count as not changed by the user
 
     def chosen(self) -> dict[str, Any]:
         """The options that the user has changed."""
@@ -127,7 +127,7 @@ class _Wrong(Exception):
 
 
 def checked(config: Any) -> Config:
-    """The same configuration, complete. Raises Error naming a key that Rockmate does not have, or a value of a wrong type."""
+    """A copy of `config` with defaults for all missing options. Raises Error naming an unknown key, or a value of a wrong type."""
     try:
         return _checked(config)
     except _Wrong as e:
@@ -144,7 +144,7 @@ def _checked(config: Any) -> Config:
             part, into = part.get(key) or {}, into[key]
         _check_keys(part, known, path)
         for name, options in part.items():
-            if options is not None:  # as in Rockmate, None takes a solver out
+            if options is not None:  # as in Rockmate, None removes a solver
                 _check_options(name, options, (*path, name))
                 into[name] = Config(default_config(name) | options)
     return found
@@ -176,7 +176,7 @@ def _meant(word: str, known: Any) -> str:
 
 
 def _parts(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """Solvers and partitioners by name, with the path of each part of a configuration."""
+    """The three parts of a configuration, each as (path, solvers or partitioners by name)."""
     for path in (("solver", "top"), ("solver", "bottom"), ("partitioner",)):
         part = config
         for key in path:
@@ -185,19 +185,22 @@ def _parts(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
 
 
 def usual(path: tuple[str, ...], value: Any) -> bool:
-    """Has the default, or a kind of configuration, this value for an option?"""
+    """True if `value` is the default of an option, or its value in one of the kinds of configuration."""
     kinds = [_by_path(generate_config(kind)) for kind in _KINDS]
     return value in [default_config(path[-2])[path[-1]], *(kind[path[:-1]][path[-1]] for kind in kinds if path[:-1] in kind)]
 
 
 def nearest(config: Config) -> dict[tuple[str, ...], Config]:
-    """Options by path of solver or partitioner, of the kind of configuration that differs least from a complete one; or the defaults."""
+    """The kind of configuration (or the defaults) that differs least from `config`: options by path of solver or partitioner.
+
+    config: a complete configuration.
+    """
     there = _by_path(config)
     defaults = {path: default_config(path[-1]) for path in there}
 
     def distance(base: dict[tuple[str, ...], Config]) -> int:
         values = sum(1 for path in there.keys() & base.keys() for key, value in there[path].items() if value != base[path][key])
-        return values + 3 * len(base.keys() ^ there.keys())  # another solver is further away than another value of an option
+        return values + 3 * len(base.keys() ^ there.keys())  # a missing or additional solver weighs more than a changed option
 
     kind = min((_by_path(generate_config(kind)) for kind in _KINDS), key=distance)
     return defaults | kind if distance(kind) <= distance(defaults) else defaults
@@ -208,7 +211,7 @@ def _by_path(config: Config) -> dict[tuple[str, ...], Config]:
 
 
 def save_config(config: Mapping[str, Any], filename: str | os.PathLike[str]) -> None:
-    """Writes a configuration as YAML. Raises Error naming a key that is unknown; the file is then as it was."""
+    """Writes a configuration as YAML. Raises Error naming an unknown key, without touching the file."""
     import yaml  # type: ignore[import-untyped,unused-ignore]
 
     text = yaml.safe_dump(_plain(checked(config)), sort_keys=False)
@@ -222,9 +225,9 @@ def _plain(value: Any) -> Any:
 
 
 def load_config(filename: str | os.PathLike[str]) -> Config:
-    """The configuration in a file of `save_config`, or of Rockmate's own.
+    """Reads a configuration from a file of remat's or Rockmate's `save_config`.
 
-    Raises Error naming file and line if it is no YAML, or has a key that is unknown or there twice.
+    Raises Error naming file and line if the file is not YAML, or has an unknown or repeated key.
     """
     import yaml
 
@@ -254,7 +257,7 @@ def _refuse_repeated(tree: Any, name: str) -> None:
 
 
 def _line(tree: Any, path: tuple[str, ...]) -> int:
-    """Where a key is, counted from 1."""
+    """The line of a key, counted from 1."""
     line = 1
     for wanted in path:
         for key, value in tree.value:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rockmate's ready-made choices of solvers and partitioners, and modules of configurations."""
+"""Rockmate's classes with fixed solvers and partitioners, and modules made from configurations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._modules import Rockmate
 
 
 class PureRotor(Rockmate):
-    """Blocks in a chain, each saved or computed again. Its method is remat's `rotor`. For arguments see `Rockmate`."""
+    """Treats the model as a chain of blocks and saves or recomputes each block. Uses remat's method `rotor`. For arguments see `Rockmate`."""
 
     def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, rotor_solve_with_python: bool = False,
                  **kwargs: Any):
@@ -24,7 +24,7 @@ class PureRotor(Rockmate):
 
 
 class PureCheckmate(Rockmate):
-    """One integer program for the whole graph, for some hundred operations. Its method is remat's `checkmate`. For arguments see `Rockmate`."""
+    """Solves one integer program for the whole graph, of up to a few hundred operations. Uses remat's method `checkmate`. For arguments see `Rockmate`."""
 
     def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, **kwargs: Any):
         _refuse_solvers(type(self), kwargs)
@@ -32,7 +32,10 @@ class PureCheckmate(Rockmate):
 
 
 class PureRockmate(Rockmate):
-    """A chain of parts, each with several schedules, joined by dynamic programming. Its method is remat's `rockmate`. For arguments see `Rockmate`."""
+    """Cuts the model into a chain of parts, finds several schedules per part, and joins them by dynamic programming.
+
+    Uses remat's method `rockmate`. For arguments see `Rockmate`.
+    """
 
     def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, rotor_solve_with_python: bool = False,
                  **kwargs: Any):
@@ -42,9 +45,11 @@ class PureRockmate(Rockmate):
 
 
 class Hiremate(Rockmate):
-    """Parts of parts, joined by an integer program. Its methods are remat's `hiremate` and `rockmate`. For arguments see `Rockmate`.
+    """Cuts the model into parts recursively and joins their schedules by an integer program.
 
-    algorithms: of "hilp", "rotor" and "twremat"; partitioner_params: options of the partitioner `bottom_to_top`.
+    Uses remat's methods `hiremate` and `rockmate`. For other arguments see `Rockmate`.
+    algorithms: names out of "hilp", "rotor" and "twremat".
+    partitioner_params: options of the partitioner `bottom_to_top`.
     """
 
     valid_algorithms = ("hilp", "rotor", "twremat")
@@ -61,17 +66,18 @@ class Hiremate(Rockmate):
 
 
 class Offmate(Rockmate):
-    """A model that also performs its optimizer's step, and whose weights need not fit on the device. Each backward ends with a step of all parameters;
-    gradients are gone then.
+    """A model that also performs the optimizer's step, and whose weights need not fit on the device.
 
-    On a machine with an accelerator, steps run there: weights, gradients and optimizer states are in page-locked memory of the host, and come as they are
-    needed. Elsewhere nothing can move; the step is planned with recomputation alone.
-    budget: bytes of the device for activations, weights and gradients. Buffers, inputs, and weights below minor_offload_size with their gradients and
-        states are not counted. remat's `budget` counts them: it gets this budget and their bytes.
-    nlayers: Rockmate cuts the model by it; without effect.
-    cpu_optim: the class of the optimizer; parameters step on the host, each while the backward goes on. None: gpu_optim steps them on the device after
-        the backward. optim_kwargs: its options. The optimizer itself is `optimizer`, for schedulers.
-    minor_offload_size: bytes, see budget. For the rest see `Rockmate`.
+    Each backward ends with a step of all parameters, which frees the gradients. On a machine with an accelerator, training steps run on the accelerator.
+    Weights, gradients and optimizer states are in page-locked host memory and are fetched on demand. Without an accelerator nothing is offloaded, and the
+    plan only recomputes.
+    budget: bytes on the device for activations, weights and gradients. It leaves out buffers, inputs, and weights below minor_offload_size with their
+        gradients and states. remat's `budget` counts them, so it is this budget plus their bytes.
+    nlayers: number of layers by which Rockmate cuts the model; without effect in remat.
+    cpu_optim: class of the optimizer. It steps each parameter on the host during the backward. None: gpu_optim steps the parameters on the device after
+        the backward.
+    optim_kwargs: options of the optimizer. The attribute `optimizer` is the optimizer, for learning-rate schedulers.
+    minor_offload_size: bytes, see budget. For other arguments see `Rockmate`.
     """
 
     def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, nlayers: int = 32,
@@ -95,9 +101,11 @@ def _refuse_solvers(cls: type, kwargs: Mapping[str, Any]) -> None:
 
 def from_config(model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, config_type: str | Mapping[str, Any] = "hiremate",
                 config: Mapping[str, Any] | None = None, **kwargs: Any) -> Rockmate:
-    """The module that a configuration describes: `config`, or that of the kind `config_type`. A configuration may also come fourth, as in Rockmate's README.
+    """Makes a module from a configuration.
 
-    Offloading (top solver hilp with offload=True) makes it step its optimizer, as `Offmate` does. For the rest see `Rockmate`.
+    config: the configuration. Default: that of the kind `config_type`.
+    config_type: a kind, see `generate_config`. It may also be the configuration, as in Rockmate's README.
+    With offloading (top solver hilp with offload=True) the module steps its optimizer, as `Offmate` does. For other arguments see `Rockmate`.
     Raises Error naming an unknown key or kind.
     """
     if isinstance(config_type, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of remat that stand for Rockmate's solvers, and the options that steer them."""
+"""Translation of Rockmate's solvers and options to methods of remat and their options."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from .._errors import Error
 from .._wrap_options import Options
 from ._configs import Config
 
-Path = tuple[str, ...]  #: of an option in a configuration, such as ("solver", "top", "hilp", "time_limit")
+Path = tuple[str, ...]  #: path of an option in a configuration, such as ("solver", "top", "hilp", "time_limit")
 
-_NOTHING_IS_CHEAP = 1e6  #: a cheap_factor from which on a CheapSolver recomputes nothing
-_MOST_SLOTS = 10_000  #: that the dynamic programs take
+_NOTHING_IS_CHEAP = 1e6  #: from this cheap_factor on, a CheapSolver recomputes nothing
+_MOST_SLOTS = 10_000  #: largest number of slots of the dynamic programs
 _BOTTOM = ("solver", "bottom", "hilp")
-#: What partitioners say of the size of parts and of their number.
+#: Options of partitioners for the size of parts (_SIZES) and the number of parts (_NUMBERS).
 _SIZES = {("partitioner", "bottom_to_top", "max_estimate_per_sub_graph"), ("partitioner", "dagp", "max_estimate_per_sub_graph")}
 _NUMBERS = {("partitioner", "bottom_to_top", "max_estimate_for_main_graph"), ("partitioner", "dagp", "max_estimate_for_main_graph"),
             ("partitioner", "repetitive", "max_number_of_patterns")}
 
 
 def _twice(nodes: int) -> int:
-    """Operations of so many nodes: Rockmate counts the forward, remat the backward, too."""
+    """Number of operations of `nodes` nodes: Rockmate counts only the forward, remat also the backward."""
     return 2 * nodes
 
 
 def _share(parts: int, count: int) -> int:
-    """Of so many schedules, those of one part."""
+    """Schedules per part, out of `count` schedules for all parts."""
     return max(1, count // parts)
 
 
@@ -36,7 +36,7 @@ def _same(count: int) -> int:
     return count
 
 
-#: Per option of a part: the option of remat's `hiremate` and `rockmate`, and its value.
+#: Per option of Rockmate: the matching option of remat's `hiremate` and `rockmate`, and the function that converts its value.
 _OF_PARTS: dict[Path, tuple[str, Callable[[int], int]]] = {
     (*_BOTTOM, "nb_bdg_save"): ("saved", _same), (*_BOTTOM, "nb_bdg_peak"): ("peaks", _same), (*_BOTTOM, "nb_total_nodes"): ("leaf_operations", _twice),
     **{path: ("cut.size", _twice) for path in _SIZES}, **{path: ("cut.most", _same) for path in _NUMBERS}}
@@ -48,20 +48,20 @@ class Method(NamedTuple):
     solver: str
     time_limit: float = Options.time_limit  #: seconds
     options: Mapping[str, int] = {}
-    unit: int | None = None  #: bytes that a dynamic program counts memory in; None: as the method does
+    unit: int | None = None  #: bytes per slot of a dynamic program; None: the method's default
 
     def options_for(self, budget: int | None) -> dict[str, int]:
-        """Options for a budget in bytes; None: no limit."""
+        """Options of the method for a budget in bytes (None: no limit)."""
         if self.unit is None or budget is None:
             return dict(self.options)
         return {**self.options, "slots": min(_MOST_SLOTS, max(1, -(-budget // self.unit)))}
 
 
 def methods_of(config: Config, chosen: Mapping[Path, Any]) -> tuple[list[Method], set[Path]]:
-    """The methods that compete where Rockmate's top solvers do, and the options of `chosen` that steer one of them.
+    """The methods of remat for the top solvers of a configuration, and those options of `chosen` that have an effect on them.
 
-    chosen: options of the configuration that the user has changed. Others stay at the defaults of remat's methods.
-    Raises Error naming an option with a value that the method does not take.
+    chosen: options of the configuration that the user has changed. For all others, remat's defaults apply.
+    Raises Error naming an option whose value the method does not accept.
     """
     found: list[Method] = []
     used: set[Path] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rockmate's modules: a wrapped model behind each."""
+"""The class `Rockmate`: a module with Rockmate's interface around a model that `remat.wrap` has wrapped."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from . import partitioned, solvers
 from ._configs import Config, Settings, checked, default_config, usual
 from ._methods import Method, methods_of
 
-_STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  #: of a module, shared with the model
+_STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  #: attributes of a module that it shares with the model
 _MINOR = int(default_config("hilp")["minor_offload_size"])
 
 
 class Schedule(NamedTuple):
-    """What a plan takes, in the units of Rockmate's `op_sched`."""
+    """Peak and time of a plan, in the units of Rockmate's `op_sched`."""
 
     peak_mem: int  #: bytes of activations: without weights, inputs, buffers and gradients of weights
     time: tuple[float]  #: ms, of the whole step
 
 
 class Rockmate(torch.nn.Module):
-    """A model that trains within a budget, with Rockmate's interface. Outputs, gradients, buffers and random numbers are those of the model.
+    """A model that trains within a budget, with Rockmate's interface. Outputs, gradients, buffers and random numbers equal those of the plain model.
 
-    original_mod: the model, on any device. It is wrapped by `remat.wrap`, and shares parameters, buffers and modules with this object.
-    model_inputs, model_kwargs: of a training step: a tensor, a sequence, or a dictionary by name.
-    budget: bytes for activations, their gradients and workspaces, as a number or as text such as "2 GiB". Weights, their gradients, optimizer states
-        and inputs are not counted. remat's `activation_budget` counts new gradients: it gets this budget and the bytes of the gradients. Default: no limit.
-    top_solvers, bottom_solvers, partitioners: of `remat.rockmate.solvers` and `remat.rockmate.partitioned`. They choose methods of remat and
-        their options (docs/coming-from.md). The methods compete: the plan with the least time is used. If no method finds a plan, `remat`'s default
-        method looks for one, with a warning.
-    solve_sched: False leaves planning to a call of `solve_sched()`.
-    minor_offload_size: see `Offmate`, as for cpu_optim, gpu_optim and optim_kwargs.
-    keep_outputs, dynamic_batch_dim: accepted; remat keeps outputs, and plans for every shape.
+    original_mod: the model, on any device. `remat.wrap` wraps it. It shares parameters, buffers and modules with this object.
+    model_inputs, model_kwargs: inputs of a training step: a tensor, a sequence, or a dictionary by name.
+    budget: bytes for activations, their gradients and workspaces, as a number or as text such as "2 GiB". It leaves out weights, their gradients, optimizer
+        states and inputs. remat's `activation_budget` counts new gradients, so it is this budget plus the bytes of the gradients. Default: no limit.
+    top_solvers, bottom_solvers, partitioners: objects of `remat.rockmate.solvers` and `remat.rockmate.partitioned`. They choose methods of remat and
+        their options (docs/coming-from.md). The methods compete, and the plan with the least time is used. If no method finds a plan, remat's default
+        method is tried, with a warning.
+    solve_sched: if False, the constructor does not plan; call `solve_sched()` later.
+    cpu_optim, gpu_optim, optim_kwargs, minor_offload_size: see `Offmate`.
+    keep_outputs, dynamic_batch_dim: accepted, without effect: remat always keeps outputs and plans for every shape.
     rkgb_res, verbose, solve_recursive: without effect.
 
-    Options without effect that are not at their defaults are named in one warning. Raises OverBudget if no plan is known to fit, Error naming an
-    option that is unknown, Refused if the model cannot be captured.
+    One warning names all options without effect that are not at their defaults. Raises OverBudget if no plan is known to fit, Error naming an
+    unknown option, Refused if the model cannot be captured.
     """
 
     original_mod: torch.nn.Module
@@ -70,8 +70,8 @@ class Rockmate(torch.nn.Module):
         self.top_solvers, self.bottom_solvers = list(top_solvers or ()), list(bottom_solvers or ())
         self.partitioners = [partitioned.PartitionerBottomToTop(can_use_rotor=False)] if partitioners is None else list(partitioners)
         self.budget, self.keep_outputs, self.dynamic_batch_dim = budget, keep_outputs, dynamic_batch_dim
-        self.optimizer: torch.optim.Optimizer | None = None  #: of Offmate
-        object.__setattr__(self, "original_mod", original_mod)  # no submodule: names stay those of the model
+        self.optimizer: torch.optim.Optimizer | None = None  #: set by offloading, see `Offmate`
+        object.__setattr__(self, "original_mod", original_mod)  # not registered as a submodule, which would prefix the names of parameters
         self.training = original_mod.training
         for name in _STATE:
             self.__dict__[name] = original_mod.__dict__[name]
@@ -82,7 +82,7 @@ class Rockmate(torch.nn.Module):
                   for s in settings for key, value in s.chosen().items()}
         self._methods, used = methods_of(config, chosen)
         self._offload = any(options.get("offload") for options in config.solver.top.values())
-        unused = [*_unused]  # to be named in the warning
+        unused = [*_unused]  # options that the warning names
         unused += [f"{'.'.join(path)}={value!r}" for path, value in chosen.items() if path not in used and not usual(path, value)]
         unused += [f"{name}={value!r}" for name, value, default in (("rkgb_res", rkgb_res, None), ("verbose", verbose, False),
                                                                    ("solve_recursive", solve_recursive, True)) if value != default]
@@ -109,13 +109,13 @@ class Rockmate(torch.nn.Module):
     # --- planning ------------------------------------------------------------------------------------------------------------
 
     def solve_sched(self, budget: int | float | str | None = None) -> bool:
-        """Plans for `budget`, or that of the constructor. Raises OverBudget if no plan is known to fit."""
+        """Plans for `budget` (default: the budget of the constructor). Raises OverBudget if no plan is known to fit."""
         self.budget = self.budget if budget is None else budget
         self._plan(self._methods)
         return True
 
     def fast_solve(self) -> None:
-        """Plans for the step that recomputes nothing."""
+        """Plans without a budget: the step recomputes nothing."""
         self.budget = None
         self._plan([Method("store_all")])
 
@@ -124,7 +124,7 @@ class Rockmate(torch.nn.Module):
 
     @property
     def op_sched(self) -> Schedule | None:
-        """What the plan takes; None before there is one."""
+        """Peak and time of the plan; None before planning."""
         session = self._session
         if session is None or not session.plans:
             return None
@@ -133,7 +133,7 @@ class Rockmate(torch.nn.Module):
 
     @property
     def _session(self) -> Session | None:
-        """None before there is a plan, and of what is unpickled."""
+        """The session of the model; None before planning, and after unpickling."""
         return of(self.original_mod) if self._solved and is_wrapped(self.original_mod) else None
 
     def _plan(self, methods: list[Method]) -> None:
@@ -170,12 +170,12 @@ class Rockmate(torch.nn.Module):
         wrap(self.original_mod, args, kwargs, planner=planner, **{name: value for name, value in limits.items() if name != "activation_budget"})
 
     def _trains(self) -> bool:
-        """Is there anything to plan for?"""
+        """True if a parameter or an input requires a gradient. Otherwise there is no step to plan."""
         args, kwargs = self._sample
         return any(t.requires_grad for t in (*self.original_mod.parameters(), *args, *kwargs.values()) if isinstance(t, torch.Tensor))
 
     def _limits(self) -> dict[str, Any]:
-        """The budget as options of `wrap`."""
+        """Options of `wrap` for the budget and the offloading."""
         if self._offload:
             return self._offloading | ({} if self.budget is None else {"budget": self._bytes() + self._exempt()})
         return {} if self.budget is None else {"activation_budget": self._bytes() + self._exempt()}
@@ -184,7 +184,7 @@ class Rockmate(torch.nn.Module):
         return int(_core.parse_bytes(_options.size("budget", self.budget)))
 
     def _exempt(self) -> int:
-        """Bytes that Rockmate's budget leaves out, and remat's option counts."""
+        """Bytes that Rockmate's budget leaves out, but remat's budget counts."""
         model = self.original_mod
         if not self._offload:
             return _gradient_bytes(model)
@@ -195,11 +195,11 @@ class Rockmate(torch.nn.Module):
         return minor + states + sum(t.nbytes for t in (*model.buffers(), *inputs))
 
     def _told(self, e: OverBudget) -> OverBudget:
-        """The same, with the smallest budget as Rockmate counts."""
+        """A copy of `e` whose message also tells the smallest budget in Rockmate's terms."""
         if e.needed is None:
             return e
         left_out = self._exempt()
-        if not self._offload:  # e counts what is held before the step, too
+        if not self._offload:  # the figures of e include tensors that are held before the step
             model, (args, kwargs) = self.original_mod, self._sample
             left_out += sum(t.nbytes for t in (*model.parameters(), *model.buffers(), *args, *kwargs.values()) if isinstance(t, torch.Tensor))
         smallest = math.ceil((e.needed - left_out) / 4096) * 4096
@@ -210,7 +210,7 @@ class Rockmate(torch.nn.Module):
 
     def _begin_offloading(self, cpu_optim: type[torch.optim.Optimizer] | None, gpu_optim: type[torch.optim.Optimizer] | None,
                           options: dict[str, Any], minor: int) -> None:
-        """The optimizer steps within the backward from here on."""
+        """Makes the optimizer. From here on, each backward ends with its step."""
         cls = cpu_optim or gpu_optim
         if cls is None:
             raise Error("Offmate performs the optimizer's step: give cpu_optim or gpu_optim")
@@ -222,7 +222,7 @@ class Rockmate(torch.nn.Module):
             where = torch.accelerator.current_accelerator()
         self._offloading: dict[str, Any] = {} if where is None else {"device": where, "offload": "all"}
         if "fused" in inspect.signature(cls).parameters and not options.keys() & {"fused", "foreach"}:
-            options["fused"] = False  # as the class does it on the host by itself
+            options["fused"] = False  # the default of the class on the host
         if where is None:
             self.optimizer = optimizer(model.parameters(), cls, step="overlap", **options)
             self._state_bytes = state_bytes(self.optimizer, model)
@@ -232,7 +232,7 @@ class Rockmate(torch.nn.Module):
             on_host = cpu_optim is not None
             self.optimizer = optimizer(model.parameters(), cls, model=model, step="overlap" if on_host else "after", where="host" if on_host else "device",
                                        **options)
-        me = weakref.ref(self)  # without this module, the model steps no longer
+        me = weakref.ref(self)  # a weak reference, so the model stops stepping when this module is gone
         torch.autograd.graph.register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], lambda _: _step_at_the_end(me), mode="any")
 
     def _step(self) -> None:
@@ -241,14 +241,14 @@ class Rockmate(torch.nn.Module):
         self.optimizer.zero_grad()
 
     def restore_exec(self) -> None:
-        """Gives back the memory that is kept for the next step. Parameters are those of the model at any time."""
+        """Frees the memory that is kept for the next step. Unlike Rockmate, parameters always stay in the model."""
         if self._session is not None:
             self._session.release()
 
     # --- as the model --------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns, in its own structure. (Rockmate returns a tuple in training.)"""
+        """Returns the outputs of the model, in the model's own structure. (Rockmate returns a tuple in training.)"""
         if self._session is None:
             raise Error("there is no plan yet: call solve_sched() or fast_solve() first")
         return self.original_mod(*args, **kwargs)
@@ -264,7 +264,7 @@ class Rockmate(torch.nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.original_mod.load_state_dict(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
+    def __getstate__(self) -> dict[str, Any]:  # called by copy and pickle
         if self._offload:
             raise TypeError("an Offmate steps one optimizer for one model, and cannot be copied or pickled; save its state_dict(), or make another one "
                             "of a copy of the model")
@@ -280,7 +280,7 @@ class Rockmate(torch.nn.Module):
 
 
 def _step_at_the_end(me: weakref.ref[Rockmate]) -> None:
-    """Has the backward that runs end with a step of the optimizer."""
+    """Makes the running backward end with a step of the optimizer."""
     module = me()
     if module is not None:
         torch.autograd.Variable._execution_engine.queue_callback(module._step)
@@ -302,7 +302,7 @@ def _gradient_bytes(model: torch.nn.Module) -> int:
 
 
 def _inputs(model: torch.nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a step, as `wrap` takes them."""
+    """Positional and keyword arguments of a step, in the form that `wrap` expects."""
     if isinstance(inputs, Mapping):
         return (), {**inputs, **(kwargs or {})}
     return tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,), dict(kwargs or {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of gradients that leave share."""
+"""Shared code of the tests of gradients that are freed during the backward."""
 
 import torch
 

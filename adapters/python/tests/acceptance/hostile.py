@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of hostile models share."""
+"""Shared code of the tests of hostile models."""
 
 import emulated
 import pytest
@@ -11,7 +11,7 @@ import remat
 
 
 class Deep(nn.Module):
-    """A stack in whose middle a test puts something."""
+    """A stack of layers. Tests insert a function in the middle."""
 
     def __init__(self, middle=lambda self, x: x, prepare=lambda self: None):
         super().__init__()
@@ -40,7 +40,7 @@ BUDGETS = ("100% of activations", "75% of activations")
 
 
 def compare(make, data=batches, **how):
-    """Trains plain and within budgets; gives the wrapped models."""
+    """Trains a plain model, and a wrapped model per budget. Checks that they are equal and returns the wrapped models."""
     plain = train(make(), data(), **how)
     models = []
     for budget in BUDGETS:
@@ -56,7 +56,7 @@ def compare(make, data=batches, **how):
 
 
 def refused(make, data=batches, match=None, **how):
-    """Where the forward is replayed it is refused, and leaves the model, its data and the generator as they were. Else it is as in eager mode."""
+    """Checks that followed steps equal eager mode, and that a replayed forward (follow=False) is refused without side effects."""
     compare(make, data, **how)
     for budget in BUDGETS:
         model = remat.wrap(make(), budget=budget, time_limit=1, gap=0.9, follow=False, on_refuse="raise")

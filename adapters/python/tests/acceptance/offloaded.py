@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of offloaded values and weights share."""
+"""Shared code of the tests of offloaded activations and weights."""
 
 import torch
 
@@ -37,7 +37,7 @@ def net(**options):
 
 
 def in_files(model, folder):
-    """Parameters and buffers whose memory is mapped from a file in `folder`."""
+    """Names of the parameters and buffers whose memory is mapped from a file in `folder`."""
     with open("/proc/self/maps") as table:
         ranges = [tuple(int(x, 16) for x in line.split()[0].split("-")) for line in table if str(folder) in line]
     return [name for name, t in model.state_dict(keep_vars=True).items() if any(a <= t.data_ptr() < b for a, b in ranges)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models and optimizers that the tests of remat.optimizer share."""
+"""Shared models and optimizers of the tests of remat.optimizer."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people do with gradients, hooks and random numbers."""
+"""Common uses of gradients, hooks and random numbers."""
 
 import gc
 
@@ -15,7 +15,7 @@ import remat
 
 @pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 def test_hooks(budget, caplog):
-    """Row 17."""
+    """Hooks of the model and of its parameters run as in eager mode."""
 
     def run(model):
         calls = []
@@ -39,7 +39,7 @@ def test_hooks(budget, caplog):
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_detection_of_anomalies():
-    """Which reads all gradients."""
+    """`detect_anomaly` reads all gradients and finds NaN in them."""
     steps = [train(model, batches(2)) for model in (made(), wrapped("100% of activations"))]
     with torch.autograd.detect_anomaly():
         model = wrapped("100% of activations")
@@ -51,7 +51,7 @@ def test_detection_of_anomalies():
 
 
 def test_hooks_inside_are_named(caplog):
-    """Row 17: those of modules inside run in every step; where the forward is replayed only when it is captured, which is said."""
+    """Hooks of inner modules run in every step. With follow=False they run only during capture, and a warning says so."""
     for follow in (True, False):
         model = wrapped(follow=follow)
         seen = []
@@ -62,7 +62,7 @@ def test_hooks_inside_are_named(caplog):
 
 
 def test_hooks_inside_that_compute_are_planned():
-    """Row 17."""
+    """Computations in hooks of inner modules are part of the plan."""
 
     def with_hook(model):
         model.first.register_forward_hook(lambda m, a, y: y * 3)
@@ -73,7 +73,7 @@ def test_hooks_inside_that_compute_are_planned():
 
 @pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 def test_grad(budget):
-    """Row 18: torch.autograd.grad."""
+    """`torch.autograd.grad` gives the gradients of eager mode, and sets no `.grad`."""
 
     def run(model):
         torch.manual_seed(3)
@@ -92,7 +92,7 @@ def test_grad(budget):
 
 @pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 def test_two_forwards_before_a_backward(budget):
-    """Row 18. A weight that is used twice in the model would get the same four terms, of which each call adds its own first."""
+    """Two calls before a backward. The model uses each weight once; with two uses, each call would sum its own terms first."""
 
     def run(model):
         model.third = nn.Linear(8, 8)
@@ -113,7 +113,7 @@ def test_two_forwards_before_a_backward(budget):
 
 
 def test_functional_call():
-    """Row 18."""
+    """`torch.func.functional_call` puts gradients on the given parameters, not on those of the model."""
 
     def run(model):
         other = {n: (p.detach() * 1.5).requires_grad_() for n, p in made().named_parameters()}
@@ -131,7 +131,7 @@ def test_functional_call():
 
 
 def test_transforms_are_refused():
-    """Row 18."""
+    """Function transforms of a wrapped model are refused. They work while the session is paused."""
     model = wrapped(on_refuse="raise")
     state = {n: p.detach() for n, p in model.named_parameters()}
     with pytest.raises(remat.Refused, match="torch.func"):
@@ -141,7 +141,7 @@ def test_transforms_are_refused():
 
 
 def test_second_backward():
-    """Row 18: one of the same forward, and one through gradients."""
+    """A second backward of the same forward, and a backward through gradients."""
 
     def run(model):
         x = batches()[0][0].requires_grad_()
@@ -155,7 +155,7 @@ def test_second_backward():
 
 
 def test_second_backward_of_a_replayed_forward():
-    """Row 18: refused, and nothing is changed."""
+    """A second backward with follow=False is refused, and changes no gradient."""
     model = wrapped(follow=False)
     x = batches()[0][0].requires_grad_()
     loss = model(x).sum()
@@ -169,7 +169,7 @@ def test_second_backward_of_a_replayed_forward():
 
 
 def test_thousand_forwards_without_backward():
-    """Row 18: no growth."""
+    """Forwards without a backward leave no memory behind."""
     model = wrapped()
     x = batches()[0][0]
     train(model, batches())
@@ -189,7 +189,7 @@ def test_thousand_forwards_without_backward():
 
 
 class Failing(Net):
-    """Raises when it is told to."""
+    """A model that raises an error if `fail` is True."""
 
     def forward(self, x, fail=False):
         x = self.drop(self.first(x))
@@ -199,7 +199,7 @@ class Failing(Net):
 
 
 def test_exceptions():
-    """Row 18."""
+    """After an exception in the forward or in a hook, training continues as in eager mode."""
 
     def run(model):
         torch.manual_seed(3)
@@ -236,7 +236,7 @@ def test_exceptions():
 
 @pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 def test_seeds(budget):
-    """Row 20."""
+    """After `torch.manual_seed`, outputs and the generator equal eager mode."""
 
     def run(model):
         seen = []
@@ -254,7 +254,7 @@ def test_seeds(budget):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
-    """Row 6: an own autocast block, around the forward, the loss, or nothing; a scaler."""
+    """A user's autocast block around forward and loss, or none, with a gradient scaler."""
 
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), 0.01)

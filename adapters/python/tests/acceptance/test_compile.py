@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row 14: torch.compile leaves wrapped models alone."""
+"""torch.compile does not trace wrapped models."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import remat
 
 
 class Graphs:
-    """A backend that runs graphs as they are, and keeps them."""
+    """A backend of torch.compile that runs graphs unchanged, and keeps them."""
 
     def __init__(self):
         self.seen = []
@@ -51,7 +51,7 @@ def test_module_compile():
 
 
 class Outer(nn.Module):
-    """Work around a wrapped part."""
+    """A model with computations around a wrapped part."""
 
     def __init__(self, part):
         super().__init__()
@@ -75,7 +75,7 @@ def test_wrapped_part_of_a_compiled_model():
 
 
 def test_compiled_part_of_a_wrapped_model(caplog):
-    """Refused by name; where that is only to be told, the model trains as it is."""
+    """With on_refuse="raise" an error names the compiled part. By default a warning names it, and the model trains unplanned."""
 
     def make():
         torch._dynamo.reset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that leave during the backward: freed by hooks of the user or an optimizer, or put into files."""
+"""Gradients that leave during the backward: hooks of the user or an optimizer free them, or they move to files."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from gradients_in_hooks import batch, leaves, net, train
 
 
 def step_in_hooks(model, also=lambda p: None, cls=torch.optim.AdamW):
-    """The optimizer's step fused into the backward, as PyTorch's tutorial has it."""
+    """Steps the optimizer in hooks during the backward, as in PyTorch's tutorial."""
     optimizers = {p: cls([p], 1e-2) for p in model.parameters()}
 
     def hook(p):
@@ -23,7 +23,7 @@ def step_in_hooks(model, also=lambda p: None, cls=torch.optim.AdamW):
 
 
 def both(change=step_in_hooks, run=train, **options):
-    """What the plain and the wrapped model give: results and parameters; and the wrapped one."""
+    """Runs a plain and a wrapped model and compares results and parameters. Returns both models."""
     plain, wrapped = net(), net()
     for model in (plain, wrapped):
         change(model)
@@ -42,7 +42,7 @@ def test_hooks_that_free_gradients_get_them_during_the_backward(budget):
     session.reset_peak()
     train(wrapped)
     early = session.memory()
-    assert early["peak"] <= early["held"] + early["arena"] + 3 * 128 * 128 * 4  # the step's own, and a batch
+    assert early["peak"] <= early["held"] + early["arena"] + 3 * 128 * 128 * 4  # tensors of the step outside the plan, and a batch
 
 
 def test_gradients_that_leave_take_no_memory():
@@ -59,7 +59,7 @@ def test_gradients_that_leave_take_no_memory():
 
 
 def test_gradients_come_one_after_another():
-    """At most a few gradients are there at a time."""
+    """At most one gradient exists at a time."""
     most = {}
 
     def change(model):
@@ -74,7 +74,7 @@ def test_gradients_come_one_after_another():
 
 
 def test_a_hook_sees_what_it_would_see():
-    """The state of autograd and of its modes inside a hook, and what other hooks on the way have made."""
+    """Inside a hook, the modes of autograd and the gradient, changed by other hooks, equal eager mode."""
     seen = []
 
     def change(model):
@@ -98,7 +98,7 @@ def test_a_hook_sees_what_it_would_see():
 
 
 def test_hooks_that_keep_gradients():
-    """What is expected to be freed, and then is not, is kept outside of the memory that is used again."""
+    """If hooks keep gradients that were expected to be freed, these gradients move out of the reused memory."""
     kept, told = {}, {}
 
     def change(model):
@@ -151,7 +151,7 @@ def twice(model, x):
 
 @pytest.mark.parametrize("loss", [penalty, twice])
 def test_gradients_from_several_places_are_summed_first(loss):
-    """Hooks are told once, of the sum."""
+    """A hook runs once, with the sum of all gradients of its parameter."""
     counts = []
 
     def change(model):
@@ -195,13 +195,13 @@ def test_a_hook_that_fails():
     change(plain)
     change(wrapped)
     remat.wrap(wrapped, cache=False)
-    # the order in which hooks are told, and so which parameters have stepped, may differ
+    # only the first losses: the order of hooks may differ, and so the set of parameters that have stepped before the stop
     assert run(plain)[:6] == run(wrapped)[:6]
     assert leaves(wrapped)
 
 
 def test_a_hook_that_writes_to_another_parameter():
-    """Eager mode refuses when the gradient of what was written still needs it."""
+    """Eager mode raises an error if a backward still needs a parameter that a hook has written."""
     def change(model):
         def write(p):
             if p is model[-1][0].weight and train.steps > 3:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in files."""
+"""Gradients in files on a disk."""
 
 import copy
 import errno
@@ -45,7 +45,7 @@ def test_gradients_in_files_are_ordinary(tmp_path, told):
     assert all(disk.holds(p.grad) for p in large)
     assert remat.of(wrapped).memory()["gradients"] == sum(p.nbytes for p in large)
     memory = remat.of(wrapped).memory()
-    assert memory["held"] < sum(p.nbytes for p in large)  # neither weights nor gradients count
+    assert memory["held"] < sum(p.nbytes for p in large)  # neither weights nor gradients count as held
     remat.unwrap(wrapped)
     assert fit(wrapped, optimizer, first=5, **told) == fit(plain, theirs, first=5, **told)
 
@@ -112,7 +112,7 @@ def test_a_gradient_that_somebody_holds_is_not_written_over(tmp_path):
 
 
 class Several(torch.nn.Module):
-    """The loss leaves one of the outputs out, which is seen when its backward begins."""
+    """A model with two outputs. The test's loss uses one of them, which remat learns when the backward begins."""
 
     def __init__(self):
         super().__init__()
@@ -134,7 +134,7 @@ def test_a_forward_that_runs_once_more(tmp_path):
 
 
 def test_a_disk_that_fails(tmp_path, monkeypatch):
-    """The backward raises before anybody steps with a gradient that may be lost; the next one may go well."""
+    """If a copy to the disk fails, the backward raises, so no step uses a lost gradient. The next backward may succeed."""
     plain, wrapped = net(), net()
     remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
 
@@ -154,7 +154,7 @@ def test_a_disk_that_fails(tmp_path, monkeypatch):
 
 
 def test_what_is_trained_later(tmp_path):
-    """Parameters that are unfrozen, and a model whose type changes."""
+    """Parameters that are unfrozen later, and a later change of the type of the model."""
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         for p in model[0].parameters():
@@ -197,7 +197,7 @@ def test_no_room_for_gradients(tmp_path):
 
 
 def test_the_budget_may_be_less_than_weights_and_gradients(tmp_path):
-    """Neither is held: they are in files."""
+    """Weights and gradients are in files, so the budget does not count them as held."""
     wide = lambda: net(512, 6)
     plain, wrapped = wide(), wide()
     run = lambda model: [(loss := model(batch(i, 512)).square().mean(), loss.backward())[0].item() for i in range(2)]
@@ -209,7 +209,7 @@ def test_the_budget_may_be_less_than_weights_and_gradients(tmp_path):
     run(wrapped)
     memory = remat.of(wrapped).memory()
     assert memory["planned"] <= memory["budget"] < weights
-    assert memory["peak"] <= memory["planned"] + 4 * 64 * 512 * 4  # of the loss, and the next batch
+    assert memory["peak"] <= memory["planned"] + 4 * 64 * 512 * 4  # tensors of the loss, and the next batch
 
 
 def test_a_thousand_steps_do_not_grow(tmp_path):

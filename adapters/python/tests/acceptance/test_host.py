@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training may take of the host."""
+"""Limits on the host memory that a training may use."""
 
 import os
 

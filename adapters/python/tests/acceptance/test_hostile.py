@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses that are easy to get silently wrong: equal to eager mode; where the forward is replayed, refused before any number."""
+"""Uses that are easy to get silently wrong. Followed steps equal eager mode. With follow=False they are refused before any computation."""
 
 import functools
 
@@ -27,7 +27,7 @@ class Cube(torch.autograd.Function):
 
 
 class Straight(torch.autograd.Function):
-    """Rounds in place; lets gradients through."""
+    """Rounds in place. The backward passes gradients through unchanged."""
 
     @staticmethod
     def forward(ctx, x):
@@ -128,7 +128,7 @@ def test_buffers_that_every_step_updates():
 
 
 def test_buffer_that_is_replaced():
-    """Written as `self.mean = ...` in the forward."""
+    """The forward replaces a buffer by `self.mean = ...`."""
 
     def middle(self, x):
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)

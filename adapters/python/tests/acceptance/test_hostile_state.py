@@ -36,7 +36,7 @@ def test_value_of_an_activation():
 
 
 def test_value_of_a_parameter():
-    """Changes with every step of the optimizer."""
+    """The forward branches on the value of a parameter, which changes with every step of the optimizer."""
 
     def middle(self, x):
         return x * 2 if self.first.weight.sum() > 0 else -x
@@ -45,7 +45,7 @@ def test_value_of_a_parameter():
 
 
 def test_value_of_an_input():
-    """Flags."""
+    """The forward branches on an input, such as a flag."""
 
     def data():
         return [b | {"flag": torch.tensor(i % 2 == 0)} for i, b in enumerate(batches(6))]
@@ -76,7 +76,7 @@ def test_numpy_constants():
                                   lambda self: self.generator.random(), lambda self: self.python.random()],
                          ids=["random", "gauss", "numpy", "own numpy", "own python"])
 def test_draws_of_python(draw):
-    """What the forward draws from Python or numpy would be the same in every planned step."""
+    """A forward that draws from Python or numpy. A plan without the module's code would repeat the same numbers in every step."""
 
     def make():
         random.seed(3)
@@ -89,7 +89,7 @@ def test_draws_of_python(draw):
 
 
 def test_first_import_of_numpy_is_no_draw():
-    """In a process that has imported nothing else, the first forward may be the first to need `numpy.random`."""
+    """The first forward may import `numpy.random`, in a process that has not imported it before."""
     code = ("import torch, remat\n"
             "class Model(torch.nn.Linear):\n"
             "    def forward(self, x):\n"
@@ -101,7 +101,7 @@ def test_first_import_of_numpy_is_no_draw():
 
 
 def test_initialisation_by_the_first_batch():
-    """As ActNorm does it."""
+    """The first batch initializes a scale, as in ActNorm."""
 
     def middle(self, x):
         if self.scale is None:
@@ -120,7 +120,7 @@ def test_weights_that_hooks_compute():
 
 
 def test_cache_of_a_constant():
-    """Positions that the first call makes, and tables that grow."""
+    """A cached table of positions, which the first call makes, and which grows with the batch."""
 
     def middle(self, x):
         if self.table is None or len(self.table) < len(x):
@@ -131,7 +131,7 @@ def test_cache_of_a_constant():
 
 
 def test_layer_drop():
-    """As Wav2Vec2 and others do it."""
+    """Layers are skipped at random, as in Wav2Vec2."""
 
     def middle(self, x):
         for _ in range(4):
@@ -144,7 +144,7 @@ def test_layer_drop():
 
 
 def test_global_state():
-    """A number outside of the model that changes: `invalidate` is for that where the forward is replayed."""
+    """A number outside of the model changes. With follow=False, the user must call `invalidate`."""
     for follow in (True, False):
         scale = [1.0]
         model = remat.wrap(made(lambda self, x: x * scale[0]), budget="75% of activations", time_limit=1, gap=0.9, follow=follow)
@@ -192,7 +192,7 @@ def test_types(dtype):
 
 
 def test_gradient_hooks_on_activations():
-    """Hooks that compute."""
+    """Hooks on activations that compute new gradients."""
 
     def middle(self, x):
         if x.requires_grad:

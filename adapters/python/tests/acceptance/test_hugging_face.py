@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers, accelerate and peft: fine-tuning as their examples do it."""
+"""Fine-tuning with transformers, accelerate and peft, as in their examples."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ def wrapped(model, budget="80% of activations", **options):
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Token sequences of given lengths, in memory of the host, from where trainers move them."""
+    """Token sequences of given lengths in host memory. Trainers move them to the device."""
 
     def __init__(self, lengths, seed=3, device="cpu"):
         g = torch.Generator().manual_seed(seed)
@@ -54,7 +54,7 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def padded(items):
-    """Pads to the longest of the batch, as DataCollatorForSeq2Seq does."""
+    """Pads all sequences to the longest of the batch, as DataCollatorForSeq2Seq does."""
     longest = max(len(i["input_ids"]) for i in items)
 
     def put(name, fill):
@@ -72,7 +72,7 @@ def sentences(lengths):
 
 
 class HostTrainer(Trainer):
-    """Loaders draw and keep tensors of the host."""
+    """A Trainer whose loaders draw and keep tensors on the host, whatever the default device."""
 
     def train(self, *args, **kwargs):
         with torch.device("cpu"):
@@ -80,7 +80,7 @@ class HostTrainer(Trainer):
 
 
 class Watch(TrainerCallback):
-    """Notes losses, gradient norms, and whether each step was planned."""
+    """Keeps the log: losses and gradient norms."""
 
     def __init__(self):
         self.logged = []
@@ -94,7 +94,7 @@ def trainer(model, folder, evaluate=True, lengths=LENGTHS, **more):
                 "save_strategy": "no", "disable_tqdm": True, "eval_strategy": "epoch" if evaluate else "no"} | more
     watch = Watch()
     arguments = TrainingArguments(str(folder), **settings)
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the trainer uses DataParallel
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # otherwise the trainer uses DataParallel
     t = HostTrainer(model, arguments, data_collator=padded, train_dataset=Sentences(lengths),
                 eval_dataset=Sentences([20, 8, 24], 5) if evaluate else None, callbacks=[watch])
     t.watch = watch
@@ -109,7 +109,7 @@ def trained(model, folder, **more):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_trainer(make, tmp_path, caplog):
-    """Row 4."""
+    """A Trainer run with a wrapped model gives equal logs and parameters, with few captures."""
     model = wrapped(make())
     expected = trained(make(), tmp_path / "a")
     with caplog.at_level(logging.INFO, "remat"):
@@ -132,7 +132,7 @@ def test_callback(tmp_path, caplog):
     figures = [line for line in told.state.log_history if "loss" in line]
     assert figures and all(line["remat/planned"] > 0 for line in figures)
     assert "arena" in caplog.text
-    plain = trainer(gpt2(), tmp_path / "b", evaluate=False)  # nothing is wrapped: nothing is told
+    plain = trainer(gpt2(), tmp_path / "b", evaluate=False)  # a model that is not wrapped: the callback adds no figures
     plain.add_callback(Told())
     plain.train()
     assert [{k: v for k, v in line.items() if not k.startswith("remat/")}["loss"] for line in figures] == [line["loss"] for line in plain.state.log_history if "loss" in line]
@@ -141,7 +141,7 @@ def test_callback(tmp_path, caplog):
 
 @pytest.mark.parametrize("make", [gpt2, llama, lambda: get_peft_model(gpt2(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))])
 def test_models_are_read_once(make, monkeypatch):
-    """Row 4: what it costs to see that nothing has changed."""
+    """A step of an unchanged model does not read the whole model again."""
     model = wrapped(make(), "200% of activations")
     batch = padded([sentences([9])[0]])
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_models_are_read_once(make, monkeypatch):
 
 
 def test_saving_and_resuming(tmp_path):
-    """Row 5."""
+    """Saved states of a wrapped model are those of a plain model, and training resumes from them."""
     expected = trained(gpt2(), tmp_path / "a")
     model = wrapped(gpt2())
     assert trained(model, tmp_path / "b", save_strategy="steps", save_steps=4) == expected
@@ -173,7 +173,7 @@ def test_saving_and_resuming(tmp_path):
 
 
 def test_bf16(tmp_path):
-    """Row 6."""
+    """Training with bf16=True equals plain training with bf16=True."""
     expected = trained(llama(), tmp_path / "a", bf16=True)
     model = wrapped(llama())
     assert trained(model, tmp_path / "b", bf16=True) == expected
@@ -183,7 +183,7 @@ def test_bf16(tmp_path):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(reentrant, tmp_path):
-    """Row 7: recomputation that the model does itself."""
+    """Models with gradient checkpointing of their own."""
     more = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}, "evaluate": False,
             "num_train_epochs": 1, "lengths": [24] * 12}
     expected = trained(llama(), tmp_path / "a", **more)
@@ -191,13 +191,13 @@ def test_gradient_checkpointing(reentrant, tmp_path):
 
 
 def test_accumulation(tmp_path):
-    """Row 8."""
+    """Gradient accumulation with clipping."""
     more = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "max_grad_norm": 0.1}
     assert trained(wrapped(gpt2()), tmp_path / "b", **more) == trained(gpt2(), tmp_path / "a", **more)
 
 
 def test_generate_in_training():
-    """Row 9."""
+    """`generate` between training steps."""
 
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -234,7 +234,7 @@ def base_of_adapted(model):
 
 @pytest.mark.parametrize("make", [lambda m: wrapped(lora(m)), on_base, base_of_adapted], ids=["after", "before", "base"])
 def test_lora(make, tmp_path):
-    """Row 10."""
+    """LoRA adapters that are added before or after wrapping, and a wrapped base model."""
     expected = trained(lora(llama()), tmp_path / "a", evaluate=False)
     model = make(llama())
     assert trained(model, tmp_path / "b", evaluate=False) == expected
@@ -247,7 +247,7 @@ def test_lora(make, tmp_path):
 
 
 def test_merged_adapter_trains_on():
-    """Row 19: LoRA merged."""
+    """A model whose LoRA adapter has been merged trains on."""
 
     def run(planned):
         model = lora(llama())
@@ -281,7 +281,7 @@ def test_merged_adapter_trains_on():
 @known_device
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_accelerate(precision):
-    """Row 11."""
+    """Accelerator: prepare, accumulate, clip, and unwrap_model."""
 
     def run(planned):
         AcceleratorState._reset_state(True)
@@ -326,7 +326,7 @@ def test_accelerate(precision):
 
 
 def test_many_lengths():
-    """Row 21: 50 lengths in an epoch, every step planned."""
+    """An epoch with 50 lengths of sequences. Every step is planned within the budget."""
     g = emulated.generator(1)
     lengths = torch.randperm(50, generator=g) + 8
 
@@ -350,14 +350,14 @@ def test_many_lengths():
 
     long = torch.randint(0, 50, (2, 58), generator=g)
     planned = long_gpt2()
-    budget = smallest_for(long_gpt2, long) * 5 // 4  # what is found in a second differs, from length to length too
+    budget = smallest_for(long_gpt2, long) * 5 // 4  # 25 % slack, because the plans of a search of one second vary, also between lengths
     remat.wrap(planned, (), {"input_ids": long, "labels": long}, budget=budget, time_limit=1, gap=0.9)
     assert run(planned) == run(long_gpt2())
     assert sum(plan["recomputed"] > 0 for plan in remat.of(planned).plans) > 5, [p["recomputed"] for p in remat.of(planned).plans]
 
 
 def smallest_for(make, ids):
-    """A budget in which the largest batch must recompute."""
+    """The smallest known budget for these inputs, in bytes. A step within it must recompute."""
     with pytest.raises(remat.OverBudget) as over:
         wrapped(make(), 1)(input_ids=ids, labels=ids)
     return over.value.needed
@@ -365,7 +365,7 @@ def smallest_for(make, ids):
 
 @known_device
 def test_auto_find_batch_size(tmp_path):
-    """Row 22: a batch that does not fit is halved."""
+    """With auto_find_batch_size, the Trainer reduces a batch that does not fit the budget."""
     longest = torch.zeros(2, 24, dtype=torch.long)
     budget = smallest_for(gpt2, longest) + 2000
     model = wrapped(gpt2(), budget)
@@ -377,7 +377,7 @@ def test_auto_find_batch_size(tmp_path):
 
 
 def test_classifier_with_frozen_embeddings():
-    """Row 10: no enable_input_require_grads."""
+    """A classifier with frozen embeddings is planned without enable_input_require_grads."""
 
     def made():
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row 12: Lightning."""
+"""Training with Lightning."""
 
 import warnings
 
@@ -14,7 +14,7 @@ import remat
 
 
 class Task(lightning.LightningModule):
-    """A module with a network in it; `inner` says whether the network is wrapped in configure_model."""
+    """A LightningModule. inner: False: the constructor makes the network; None: configure_model makes it; True: configure_model also wraps it."""
 
     def __init__(self, inner=False):
         super().__init__()
@@ -80,7 +80,7 @@ def test_wrapped_in_configure_model(tmp_path):
 
 
 class Logger(lightning.pytorch.loggers.logger.DummyLogger):
-    """Keeps what is logged."""
+    """A logger that keeps all logged values."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people do with a module: it stays the module that it was."""
+"""Common uses of a module. A wrapped module behaves as before."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ import remat
 
 
 class Net(nn.Module):
-    """Dropout, batch norm, a frozen layer and tied weights."""
+    """A model with dropout, batch norm, a frozen layer and tied weights."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ def public(model):
 
 
 def test_wrap_returns_the_same_object():
-    """Row 1."""
+    """`wrap` keeps type, attributes, names and results of a model; `unwrap` restores the plain model."""
     model, plain = made(), made()
     names, text, kind = public(model), repr(model), type(model)
     assert remat.wrap(model, budget="1 GiB") is model
@@ -71,7 +71,7 @@ def test_wrap_returns_the_same_object():
 @pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 @pytest.mark.parametrize("optimizer_first", [True, False])
 def test_optimizer_before_or_after(optimizer_first, budget):
-    """Row 2."""
+    """The optimizer may be made before or after `wrap`, which keeps the parameters."""
 
     def run(planned):
         model = made()
@@ -93,7 +93,7 @@ def test_optimizer_before_or_after(optimizer_first, budget):
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_state_dict(assign):
-    """Row 3."""
+    """A wrapped model saves and loads the state_dict of the plain model."""
     plain, model = made(), wrapped()
     train(plain, batches())
     train(model, batches())
@@ -116,7 +116,7 @@ def test_state_dict(assign):
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("clip", [None, nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
 def test_accumulation_and_clipping(budget, set_to_none, clip):
-    """Row 8."""
+    """Gradients of micro-batches accumulate, and are clipped, as in eager mode."""
 
     def run(model):
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -136,7 +136,7 @@ def test_accumulation_and_clipping(budget, set_to_none, clip):
 
 
 def test_no_grad_in_training():
-    """Row 9."""
+    """Evaluation between training steps, with no_grad, inference_mode and eval."""
 
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -163,7 +163,7 @@ def test_no_grad_in_training():
 
 
 def test_deepcopy_owns_its_weights():
-    """Row 16."""
+    """A deep copy of a wrapped model is wrapped, with its own weights and session."""
     model = wrapped()
     plain = made()
     train(model, batches()), train(plain, batches())
@@ -175,7 +175,7 @@ def test_deepcopy_owns_its_weights():
 
 
 def test_moving_average():
-    """Row 16: as torch.optim.swa_utils does it."""
+    """A moving average of the weights by `torch.optim.swa_utils`."""
 
     def run(model):
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
@@ -192,7 +192,7 @@ def test_moving_average():
 
 
 def test_pickle():
-    """Row 16: what is loaded is the plain model; the file holds weights."""
+    """A pickle of a wrapped model has hardly more bytes than one of the plain model, and loads as a plain model."""
     model, plain = wrapped(), made()
     train(model, batches()), train(plain, batches())
     for write, read in ((pickle.dump, pickle.load), (torch.save, lambda f: torch.load(f, weights_only=False))):
@@ -209,7 +209,7 @@ def test_pickle():
 
 
 def test_changes_of_the_model():
-    """Row 19."""
+    """Changes of the model between steps take effect in the next step."""
 
     def run(model, planned):
         torch.manual_seed(4)
@@ -231,7 +231,7 @@ def test_changes_of_the_model():
         step()
         model.first.requires_grad_(False)
         step()
-        model.extra = nn.Linear(3, 3)  # not used
+        model.extra = nn.Linear(3, 3)  # a module that the forward does not use
         step()
         model.second = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
         step()
@@ -258,7 +258,7 @@ def test_changes_of_the_model():
 
 
 def test_wrap_again_changes_the_budget():
-    """Row 22."""
+    """Wrapping again, or `set_budget`, changes the budget of the same session."""
     model = wrapped("100% of activations")
     train(model, batches())
     assert remat.of(model).plan["recomputed"] == 0
@@ -274,7 +274,7 @@ def test_wrap_again_changes_the_budget():
 
 
 def test_budgets_are_parsed_alike():
-    """Row 25."""
+    """Equal budgets as numbers and texts are equal. Wrong values raise errors."""
     seen = set()
     for budget in ("8GB", "8 GB", 8e9, 8_000_000_000, "8000000000", "8000000000 B"):
         model = wrapped(budget)
@@ -319,7 +319,7 @@ def test_arguments_that_are_no_tuple():
 
 
 def test_over_budget_says_what_it_would_take():
-    """Row 22: and leaves the model as it was."""
+    """OverBudget names the smallest known budget and its bound, and leaves the model unchanged."""
     model = wrapped(1000)
     state = {n: content(t) for n, t in model.state_dict().items()}
     generator = emulated.random_state()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks of examples/ run from top to bottom, and show what they promise."""
+"""Runs the notebooks of examples/ from top to bottom, and checks their outputs."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 
 def shown(cell):
-    """Kinds of what a cell shows, such as text/html."""
+    """MIME types of the outputs of a cell, such as text/html."""
     return {kind for output in cell.outputs for kind in output.get("data", {})}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations that go to a disk and come back."""
+"""Activations that are offloaded to a disk and prefetched."""
 
 import copy
 import resource
@@ -53,7 +53,7 @@ def test_options(tmp_path):
 
 
 def test_a_relative_folder_stays_the_same(tmp_path, monkeypatch):
-    """When the working directory changes, and a plan or an optimizer's state asks for another file."""
+    """A relative folder is resolved once. Later files of plans and optimizers go there, even if the working directory changes."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "elsewhere").mkdir()
     model = net(activation_budget="60%", offload="all", disk="disk")
@@ -77,7 +77,7 @@ def test_a_disk_without_room_is_named_before_the_first_step(tmp_path):
         with pytest.raises(remat.Error, match=str(tmp_path)):
             model = net(activation_budget="60%", offload="activations", disk=tmp_path)
             assert remat.of(model).memory()["disk"] > 0
-        with pytest.raises(remat.NoSpace, match=f"{tmp_path}.*File too large"):  # the disk is not full
+        with pytest.raises(remat.NoSpace, match=f"{tmp_path}.*File too large"):  # the error is the limit on file sizes, not a full disk
             remat.wrap(Net(), offload="all", disk=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

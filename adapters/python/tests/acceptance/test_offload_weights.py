@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in files."""
+"""Weights in files on a disk."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ from offloaded import Net, in_files, net, trained
 
 
 class Tied(torch.nn.Module):
-    """Weights that are one, that are views of one, and a large buffer."""
+    """A model with tied weights, weights that are views of one tensor, and a large buffer."""
 
     def __init__(self):
         super().__init__()
@@ -71,10 +71,10 @@ def test_weights_in_files(tmp_path, optimizer_first):
 
 
 def test_weights_in_files_are_shared(tmp_path):
-    """`share_memory` takes parameters and gradients out of their files."""
+    """`share_memory` moves parameters and gradients out of their files."""
     plain, model = tied(), remat.wrap(tied(), offload="all", disk=tmp_path, cache=False)
     memory = remat.of(model).memory()
-    assert memory["weights"] > 0 and memory["gradients"] > 0 and memory["planned"] == 0  # nothing is planned so far
+    assert memory["weights"] > 0 and memory["gradients"] > 0 and memory["planned"] == 0  # no step has been planned so far
     optimizers = [torch.optim.SGD(m.parameters(), 1e-2) for m in (plain, model)]
     for first in (0, 2):
         states = [fitted(m, optimizer, 2, first) for m, optimizer in zip((plain, model), optimizers)]
@@ -108,9 +108,9 @@ else:
 
 
 def test_without_threads_callers_copy(tmp_path):
-    """Where a process may have no more threads."""
+    """If the process cannot start threads, the calling thread copies."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
-    with tempfile.TemporaryDirectory() as folder:  # others can reach it
+    with tempfile.TemporaryDirectory() as folder:  # a folder that other users can access
         os.chmod(folder, 0o777)
         done = subprocess.run([sys.executable, "-c", WITHOUT_THREADS, folder], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def test_without_threads_callers_copy(tmp_path):
 
 
 def test_backwards_on_two_threads_add_up(tmp_path):
-    """A gradient is put into its file while another thread's backward adds to it."""
+    """A gradient moves to its file while the backward of another thread adds to it."""
     model = remat.wrap(torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(4096)) for _ in range(6)), offload="all", disk=tmp_path)
 
     def work():
@@ -156,7 +156,7 @@ def test_weights_in_files_are_saved_copied_and_moved_again(tmp_path):
 
 
 class Adapted(torch.nn.Module):
-    """Large weights, frozen or not, and small ones beside them."""
+    """A model with large weights, frozen or not, and small trainable weights, as with LoRA."""
 
     def __init__(self, frozen):
         super().__init__()
@@ -171,7 +171,7 @@ class Adapted(torch.nn.Module):
 
 
 def adapted(frozen, steps=9, told=None, budgets=("",)):
-    """Losses, the model, and what `memory` says after a third of the steps for each of the budgets."""
+    """Trains with a list of budgets, each for an equal share of the steps. Returns (losses, model, memory figures per budget)."""
     torch.manual_seed(8)
     model = Adapted(frozen)
     if told:
@@ -202,7 +202,7 @@ def test_weights_by_the_plan(tmp_path, frozen):
     assert found == losses
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters()) if a.requires_grad)
-    assert memory[0]["fetched"] == 0 and memory[0]["planned"] >= weights  # all fit, and count
+    assert memory[0]["fetched"] == 0 and memory[0]["planned"] >= weights  # all weights fit in memory, and count
     for told in memory[1:]:
         assert told["fetched"] >= weights
         assert told["planned"] <= told["budget"] < weights
@@ -240,7 +240,7 @@ def test_two_models_in_one_folder_take_turns(tmp_path):
         losses = []
         for _ in range(3):
             x = torch.randn(2048, 128)
-            forwards = [m(x) for m in models]  # both steps are in flight
+            forwards = [m(x) for m in models]  # two steps in flight
             for loss, optimizer in zip(forwards, optimizers):
                 loss.backward()
                 optimizer.step()
@@ -255,7 +255,7 @@ def test_two_models_in_one_folder_take_turns(tmp_path):
 
 
 def test_workers_of_a_loader_between_steps(tmp_path):
-    """Processes that are forked while files are open and threads copy."""
+    """Worker processes of a loader are forked while files are open and threads copy."""
 
     def run(**options):
         model = net(**options)
@@ -275,7 +275,7 @@ def test_workers_of_a_loader_between_steps(tmp_path):
 def test_a_thousand_steps_do_not_grow(tmp_path):
     model = Net(32)
     x = torch.randn(512, 32)
-    searched = remat.Planner(activation_budget="60%", time_limit=3, first_limit=3)  # so that no search is on beside the steps
+    searched = remat.Planner(activation_budget="60%", time_limit=3, first_limit=3)  # a full search before the first step, so no search runs beside the steps
     remat.wrap(model, (x,), cache=False, planner=searched, offload="activations", disk=tmp_path)
 
     def held():
@@ -290,7 +290,7 @@ def test_a_thousand_steps_do_not_grow(tmp_path):
             counts.append(held())
     before, after = counts
     assert after[:2] == before[:2] and after[3] == before[3]
-    assert after[2] <= before[2] + 20  # of the allocator
+    assert after[2] <= before[2] + 20  # mappings of the allocator
 
 
 TRAINING = """
@@ -328,7 +328,7 @@ def test_a_disk_that_fills_up(small_disk):
     with pytest.raises(remat.Error, match=small_disk.folder):
         trained(net(activation_budget="60%", offload="activations", disk=small_disk.folder))
     small_disk.free()
-    for _ in range(5):  # rates are measured, and beside other work they may be too low for copies to pay
+    for _ in range(5):  # several tries: on a busy machine, the measured rates may be too low for copies to pay off
         model = net(activation_budget="60%", offload="activations", disk=small_disk.folder)
         assert trained(model)[0] == losses
         if remat.of(model).memory()["to_disk"] > 0:
@@ -343,7 +343,7 @@ def test_killed_in_a_step_it_leaves_nothing_and_resumes(tmp_path):
         return subprocess.Popen([sys.executable, "-c", TRAINING, str(folder), str(steps)], stdout=subprocess.PIPE, text=True, env=env)
 
     (tmp_path / "disk").mkdir()
-    for name in ("whole", "beside"):  # two processes in one folder
+    for name in ("whole", "beside"):  # two processes use one folder
         (tmp_path / name).mkdir()
         (tmp_path / name / "disk").symlink_to(tmp_path / "disk")
     whole, beside = (process.communicate()[0].splitlines() for process in [start(tmp_path / name, 8) for name in ("whole", "beside")])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers with their states on a disk: what they compute, what they leave, and what they say when there is no room."""
+"""Optimizers with states on a disk: results, remaining files and memory, and errors if space is missing."""
 
 import copy
 import io
@@ -85,7 +85,7 @@ def test_other_parameters(kind, way):
 
 @ways
 def test_types_mixed_in_a_group(way):
-    """Adafactor has one epsilon for a group, that of the type of its first parameter."""
+    """Groups with mixed types. Adafactor uses one epsilon per group, which depends on the type of its first parameter."""
     def run(make):
         torch.manual_seed(4)
         layers = torch.nn.ModuleList((torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)))
@@ -192,7 +192,7 @@ def test_copies_train_on_by_themselves(how, way):
 @ways
 def test_hooks_of_the_step_fire_once_around_it(way):
     model = net()
-    torch.optim.AdamW(model.parameters())  # a plain one has been there before
+    torch.optim.AdamW(model.parameters())  # a plain optimizer of the same parameters exists before
     optimizer = remat.optimizer(model.parameters(), lr=1e-2, **way)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))

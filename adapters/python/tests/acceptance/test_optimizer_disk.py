@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of optimizers on a disk: memory, files, disks that are full or fail, restarts."""
+"""States of optimizers on a disk: memory, files, full disks, failing disks, restarts."""
 
 import copy
 import errno
@@ -19,7 +19,7 @@ from optimizing import WIDTH, batch, net, train, weights
 
 
 def resident(folder):
-    """Bytes of files in `folder` in this process's memory, and mappings of such files."""
+    """(resident bytes of files in `folder`, number of their mappings) in this process."""
     inside, count, mappings = False, 0, 0
     with open("/proc/self/smaps") as table:
         for line in table:
@@ -37,7 +37,7 @@ def test_few_states_are_in_memory_at_a_time(tmp_path, monkeypatch, step):
     from remat import _optimizer, _torch
 
     monkeypatch.setattr(_optimizer, "PARCEL", 1 << 20)
-    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(24)))  # 1 MiB each, states 2 MiB
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(24)))  # 1 MiB per weight, 2 MiB of states
     optimizer = remat.optimizer(model.parameters(), disk=tmp_path, step=step, lr=1e-3)
     seen, done = [], _torch.Traffic.done
     monkeypatch.setattr(_torch.Traffic, "done", lambda traffic, tensors: (seen.append(resident(tmp_path)[0]), done(traffic, tensors)))
@@ -48,7 +48,7 @@ def test_few_states_are_in_memory_at_a_time(tmp_path, monkeypatch, step):
         assert resident(tmp_path)[0] == 0
     assert optimizer.memory()["disk"] == 48 << 20
     assert optimizer.memory()["to_disk"] == optimizer.memory()["from_disk"] == 48 << 20
-    assert 2 << 20 <= max(seen) <= 10 << 20  # computed with, coming, two going
+    assert 2 << 20 <= max(seen) <= 10 << 20  # states in use, states being fetched, and two parcels being evicted
 
 
 def test_three_hundred_steps_leave_files_mappings_and_threads_as_they_are(tmp_path):
@@ -133,7 +133,7 @@ def test_a_disk_budget_that_is_too_small(tmp_path, step):
     assert same(before, weights(model))
     optimizer = remat.optimizer(model.parameters(), disk=tmp_path, disk_budget=f"{needed} B", step=step)
     train(model, optimizer, 2)
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # the old files are gone when the new are made
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # the old files are deleted before the new files are made
     assert optimizer.memory()["disk"] == needed
 
 
@@ -179,7 +179,7 @@ def test_other_file_systems_and_one_that_is_full(small_disk):
     train(ours, b, 2)
     assert b.memory()["disk"] > 0 and small_disk.files() == []
     small_disk.fill()
-    train(ours, b, 1, first=2)  # its space has been set aside
+    train(ours, b, 1, first=2)  # the space was reserved before
     assert same(weights(ours), weights(plain))
     other = net()
     make = lambda: remat.optimizer(other.parameters(), disk=small_disk.folder, lr=1e-2)
@@ -248,7 +248,7 @@ def test_a_disk_that_fails_to_write(tmp_path, monkeypatch):
         broken.setattr(_torch.Traffic, "drain", fails)
         with pytest.raises(remat.CopyFailed, match="all parameters have made the step"):
             train(ours, b, 1, first=2)
-        assert same(weights(ours), weights(plain))  # a whole step
+        assert same(weights(ours), weights(plain))  # the step is complete in spite of the failure
         with pytest.raises(remat.CopyFailed, match=str(tmp_path)):
             train(ours, b, 1, first=3)
     assert same(weights(ours), weights(plain))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that step while gradients arrive: what is freed, and what is refused before it goes wrong."""
+"""Optimizers that step during the backward: freed gradients, and errors before wrong results."""
 
 import copy
 import errno
@@ -146,7 +146,7 @@ def test_gradients_are_freed_as_they_come(where):
     first.register_hook(lambda grad: held.append([p.grad.untyped_storage().nbytes() if type(p.grad) is torch.Tensor else 0
                                                   for p in model[3:].parameters()]))
     train(model, optimizer, 3)
-    assert all(held[0]) and not any(held[1]) and not any(held[2])  # the first step keeps them until step()
+    assert all(held[0]) and not any(held[1]) and not any(held[2])  # the first step keeps all gradients until step()
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -176,7 +176,7 @@ def test_other_gradients_between_backward_and_step(where):
         model = net()
         optimizer = make(model.parameters())
         for i in range(4):
-            backward(model[3:], i)  # what follows is computed with the first layers, which have not stepped
+            backward(model[3:], i)  # a backward of the last layers only, so the first layers have not stepped
             torch.autograd.grad(model[:1](batch(i)).sum(), list(model[:1].parameters()))
             optimizer.step()
             optimizer.zero_grad()
@@ -195,7 +195,7 @@ def test_a_weight_that_the_backward_still_needs(where, fused):
 
     def step():
         x = torch.randn(4, 64, requires_grad=True)
-        linear(linear(x, model.weight.detach()).sin(), model.weight).sum().backward()  # the weight steps before the inner product's backward
+        linear(linear(x, model.weight.detach()).sin(), model.weight).sum().backward()  # the weight steps before the backward of the inner product, which needs the old weight
         optimizer.step()
 
     step()
@@ -245,7 +245,7 @@ def test_a_checkpoint_after_something_was_refused(where):
 def test_a_new_optimizer_takes_parameters_over():
     plain, ours = net(), net()
     old = remat.optimizer(ours.parameters(), step="overlap", lr=1)
-    torch.optim.lr_scheduler.LambdaLR(old, lambda i: 1)  # keeps it
+    torch.optim.lr_scheduler.LambdaLR(old, lambda i: 1)  # keeps the optimizer alive
     train(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), 4)
     train(ours, remat.optimizer(ours.parameters(), step="overlap", lr=1e-2), 4)
     assert same(weights(ours), weights(plain))

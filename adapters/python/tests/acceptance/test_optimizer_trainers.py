@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers with their states on a disk, in the hands of other packages' trainers."""
+"""Optimizers with states on a disk in trainers of other packages."""
 
 import os
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows 13 and 15: several processes, several devices."""
+"""Training with several processes or devices."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ MODES = {
 
 
 class Plain(nn.Module):
-    """Without batch norm's broadcast or frozen parts, with one part that not every step uses."""
+    """A model without frozen parts, with a layer that not every step uses."""
 
     def __init__(self):
         super().__init__()
@@ -61,17 +61,17 @@ def steps(model, rank, mode, hook):
 
 
 def told_by(target, *args):
-    """What `target` gives, or why it fails."""
+    """The result of `target`, or the message of its error."""
     try:
         return target(*args)
     except remat.Refused as e:
         return str(e)
-    except Exception as e:  # told to the test
+    except Exception as e:  # passed on to the test
         return f"{type(e).__name__}: {e}"
 
 
 def in_group(rank, port, processes, target, cases, queue):
-    """Runs `target` on each case as one of several processes."""
+    """Body of a process of the group: runs `target` on each case and puts the results into the queue."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=processes)
@@ -82,7 +82,7 @@ def in_group(rank, port, processes, target, cases, queue):
 
 
 def together(target, *cases, processes=2):
-    """Runs `target` on each case in processes, which take longer to start than to run; gives for each case what these told."""
+    """Runs `target` on all cases in one group of processes, because processes start slowly. Returns the results of all processes per case."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -104,7 +104,7 @@ def work(rank, mode, hook):
 
 
 def test_distributed_data_parallel():
-    """Row 13: gradients are those of plain DDP."""
+    """Gradients of a wrapped model in DDP equal those of a plain model in DDP."""
     cases = [(mode, False) for mode in MODES] + [("default", True)]
     for case, both in zip(cases, together(work, *cases), strict=True):
         for told in both:
@@ -114,13 +114,13 @@ def test_distributed_data_parallel():
 
 
 def test_gradients_come_in_the_order_of_eager_mode():
-    """From which DDP makes its buckets in the first step; sums over four processes depend on what lies together."""
+    """DDP builds buckets from the order of gradients in the first step, and sums over four processes depend on the buckets."""
     (told,) = together(work, ("default", False), processes=4)
     assert all(same is True for same, _ in told), told
 
 
 def shard(rank, first, parts):
-    """first: wrapped before it is sharded. parts: each of its modules, too."""
+    """Compares plain with wrapped training. first: True to wrap before sharding. parts: True to shard each inner module, too."""
     from torch.distributed.fsdp import fully_shard
 
     results = []
@@ -154,7 +154,7 @@ def shard_strict(rank):
 
 
 def test_fully_shard():
-    """Row 13: gradients are those of plain FSDP; or a refusal says why."""
+    """Gradients of a wrapped model in FSDP equal plain FSDP. With on_refuse="raise" an error names FSDPModule."""
     for both in together(shard, *itertools.product((True, False), (True, False))):
         assert all(same is True for same in both), both
     for both in together(shard_strict, ()):
@@ -162,7 +162,7 @@ def test_fully_shard():
 
 
 def test_data_parallel_is_refused():
-    """Row 15."""
+    """`wrap` refuses a DataParallel or DistributedDataParallel module, and DataParallel gets an error for a wrapped model."""
     with pytest.raises(remat.Refused, match="torchrun"):
         remat.wrap(nn.DataParallel(Net()))
     with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ def test_data_parallel_is_refused():
 
 
 def on_disk(rank, folder):
-    """Weights and gradients in files, averaged over processes, and states on a disk."""
+    """Weights, gradients and states on a disk, with gradients averaged over processes."""
     results = []
     for planned in (False, True):
         torch.manual_seed(0)

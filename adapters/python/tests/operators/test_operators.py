@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operator that PyTorch tests and that has a derivative: captured, replayed and recomputed, bit by bit as eager mode.
+"""Captures, replays and recomputes every operator with a derivative in PyTorch's own tests. Results equal eager mode bit by bit.
 
-docs/operators.md lists those that are not, and is compared with what is seen here. Run as a program, this writes it.
+docs/operators.md lists the exceptions. The tests compare this table with their results. Run as a program, this file writes the table.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import remat
 
-common_utils.extract_test_fn = lambda: None  # which reads the sources of all callers, for each operator
+common_utils.extract_test_fn = lambda: None  # the original reads the sources of all callers, for each operator
 
 TABLE = pathlib.Path(__file__).parents[4] / "docs/operators.md"
 FULL = os.environ.get("REMAT_FULL") == "1" or __name__ == "__main__"
 SAMPLES = 2 if FULL else 1
-#: Made of the same kernels as what is around them in `Between`, so that a recomputation cannot be told from that.
+#: Operators that run the same kernels as the code around them in `Between`, so their recomputation cannot be seen from names.
 SAME = {"__radd__", "__rmul__", "add", "bfloat16", "cdouble", "cfloat", "chalf", "double", "einsum", "half", "inner", "kron", "masked.sum",
         "mul", "nan_to_num", "outer", "sum", "sum_to_size", "tensordot", "to"}
 
@@ -47,13 +47,13 @@ OPERATORS = {name_of(op): op for op in op_db if differentiable(op)}
 
 
 def dtype_of(op):
-    """float32 where the operator takes it."""
+    """float32 if the operator supports it; otherwise its first supported type."""
     found = op.supported_backward_dtypes("cpu")
     return torch.float32 if torch.float32 in found else sorted(found, key=str)[0]
 
 
 class Applied(torch.nn.Module):
-    """The operator alone, as a function of the tensors of a sample."""
+    """A module that applies the operator alone to the tensors of a sample."""
 
     def __init__(self, op, sample):
         super().__init__()
@@ -71,13 +71,13 @@ class Applied(torch.nn.Module):
 
 
 class Between(Applied):
-    """The operator, several times, before something larger that depends on its results and whose backward comes first.
+    """A module that applies the operator several times, and then a larger operation on its results, whose backward runs first.
 
-    Copies are taken of what it gives views of, so that there is something to be recomputed.
+    If the operator returns views of an input, it gets a copy of the input, so that there is an output to recompute.
     """
 
     TIMES = 3
-    AROUND = {"aten::mul", "aten::sum", "aten::_to_copy", "aten::add", "aten::nan_to_num"}  #: what else the forward runs
+    AROUND = {"aten::mul", "aten::sum", "aten::_to_copy", "aten::add", "aten::nan_to_num"}  #: all other operators of the forward
 
     def __init__(self, op, sample):
         super().__init__(op, sample)
@@ -85,7 +85,7 @@ class Between(Applied):
         results = self.differentiable(given)
         memory = {t.untyped_storage()._cdata for t in results if t.layout is torch.strided}
         self.copied = [t.layout is torch.strided and t.untyped_storage()._cdata in memory for t in given]
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))  # its gradient needs the results, also if theirs is zero
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))  # its gradient needs the results, even if their own gradient is zero
         self.large = torch.nn.Parameter(torch.linspace(0, 1, 4 * self.TIMES * sum(t.numel() + 16 for t in given + results)))
 
     def differentiable(self, tensors):
@@ -112,7 +112,7 @@ def tensors_of(sample):
 
 
 def run(make, sample, times=1, **options):
-    """Two steps of a module around the operator, each on new tensors; their gradients, and the plan if there are options."""
+    """Runs two steps of a module on new tensors. Returns (steps, gradients of inputs, plan; None without options)."""
     batches = [tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors_of(sample) * times) for _ in range(2)]
     model = make(sample)
     if options:
@@ -122,7 +122,7 @@ def run(make, sample, times=1, **options):
 
 
 class Tried(NamedTuple):
-    """A sample, and what eager mode gives for it: the operator alone, and several times."""
+    """A sample, and its results in eager mode: of the operator alone, and of the operator several times."""
 
     sample: Any
     alone: tuple
@@ -130,7 +130,7 @@ class Tried(NamedTuple):
 
 
 def tried(op, sample):
-    """None if eager mode itself does not give the same twice, with a gradient."""
+    """Runs a sample in eager mode. Returns None if two runs differ, or if there is no gradient."""
     try:
         alone = run(lambda s: Applied(op.op, s), sample)[:2]
         between, again = (run(lambda s: Between(op.op, s), sample, Between.TIMES)[:2] for _ in range(2))
@@ -141,7 +141,7 @@ def tried(op, sample):
 
 
 def compare(plain, make, sample, times=1, **options):
-    """Runs it by a plan, which it returns, and compares that with the plain run."""
+    """Runs a module by a plan and compares it with the plain run. Returns the plan."""
     steps, gradients, plan = run(make, sample, times, **options)
     assert_same(plain[0], steps)
     assert plain[1] == gradients, "other gradients of inputs"
@@ -149,7 +149,7 @@ def compare(plain, make, sample, times=1, **options):
 
 
 def check(op, how, leanest):
-    """Compares a run in which everything is kept, one in which much runs again, and maybe one by the leanest plan.
+    """Compares a run that keeps everything, a run with much recomputation, and maybe a run by the leanest plan, with eager mode.
 
     Returns whether the operator was recomputed.
     """
@@ -161,7 +161,7 @@ def check(op, how, leanest):
         return compare(how.between, lambda s: Between(op.op, s), how.sample, Between.TIMES, **options)
 
     compare(how.alone, lambda s: Applied(op.op, s), how.sample, budget="100%")
-    try:  # just below what everything takes, by a method that then runs much of the forward again
+    try:  # just below the peak of store-all, by a method that then recomputes much of the forward
         again = between(budget="99.9%", solver="chen")["again"]
     except remat.OverBudget as e:
         again = between(budget=e.needed, solver="chen")["again"]
@@ -177,7 +177,7 @@ KEPT = "planned and replayed, but not recomputed within any budget"
 
 
 def checked(op, how, leanest):
-    """`check`. Some samples read the state of the generator after a draw, to put it back: these forwards are replayed."""
+    """`check`, with follow=False for samples that read the state of the generator after a draw in order to restore it."""
     global followed
     try:
         return check(op, how, leanest)
@@ -192,7 +192,7 @@ def checked(op, how, leanest):
 
 
 def outcome(op):
-    """None if all is well, else what is not."""
+    """The text of the table for an operator; None if the operator is captured, replayed and recomputed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = itertools.islice(op.sample_inputs("cpu", dtype_of(op), requires_grad=True), 12)
@@ -215,7 +215,7 @@ def listed():
     return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", TABLE.read_text(), re.M))
 
 
-not_again = []  #: what should have been recomputed; the planner decides by measured times, so a few may be
+not_again = []  #: operators with an unexpected decision about recomputation; a few are allowed, because the planner decides by measured times
 
 
 @pytest.mark.parametrize("name", OPERATORS)

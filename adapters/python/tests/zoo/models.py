@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the zoo: architectures as people train them, tiny, with random weights."""
+"""The models of the zoo: common architectures in tiny sizes, with random weights."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.nn import functional as F
 
 
 class Entry(NamedTuple):
-    """A model and its data."""
+    """Functions that make a model and its batches."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[torch.Generator], dict[str, Any]]
-    large: bool = False  #: only in the full zoo
+    large: bool = False  #: True for models that only REMAT_FULL=1 trains
 
 
 ZOO: dict[str, Entry] = {}
 
 
 def entry(batch: Callable[[torch.Generator], dict[str, Any]], large: bool = False):
-    """Adds what it decorates: a function that makes the model."""
+    """Decorator that adds a function to the zoo. The function makes the model."""
 
     def add(make):
         ZOO[make.__name__] = Entry(make, batch, large)
@@ -35,7 +35,7 @@ def entry(batch: Callable[[torch.Generator], dict[str, Any]], large: bool = Fals
 
 
 class Classifier(nn.Module):
-    """A network with its loss inside, as the budget is for all that a step of the model takes."""
+    """A network with its loss inside the model, so that the budget covers the whole step."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -130,7 +130,7 @@ def googlenet_with_heads():
 
 
 class UNet(nn.Module):
-    """Encoder and decoder with skips, group norms, dropout and upsampling."""
+    """A U-Net: encoder and decoder with skip connections, group norms, dropout and upsampling."""
 
     def __init__(self, width: int = 8, depth: int = 3):
         super().__init__()
@@ -167,7 +167,7 @@ def unet():
 
 
 class Recurrent(nn.Module):
-    """Embedding, two bidirectional LSTM layers with dropout between them, a head that shares nothing."""
+    """Embedding, two bidirectional recurrent layers with dropout between them, and a head with its own weights."""
 
     def __init__(self, kind=nn.LSTM):
         super().__init__()
@@ -190,7 +190,7 @@ def ids(n: int, length: int, words: int = 50, **more):
 
 
 def padded(g, x):
-    """A mask of sequences of several lengths."""
+    """The attention mask of sequences of random lengths."""
     length = torch.randint(x.shape[1] // 2, x.shape[1] + 1, (x.shape[0], 1), generator=g)
     length[0] = x.shape[1]
     return (torch.arange(x.shape[1]) < length).long()
@@ -207,7 +207,7 @@ def gru():
 
 
 class Shared(nn.Module):
-    """One block applied several times, as in ALBERT, and an embedding that is its head as well."""
+    """One block applied several times, as in ALBERT, and a head that shares the weights of the embedding."""
 
     def __init__(self):
         super().__init__()

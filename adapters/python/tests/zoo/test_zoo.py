@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every model of the zoo trains as in eager mode, bit by bit, inside every budget."""
+"""Every model of the zoo trains within several budgets. Results equal eager mode bit by bit."""
 
 import os
 
@@ -11,7 +11,7 @@ from models import ZOO, mixtral_with
 
 import remat
 
-LOSS = 64 if emulated.on_host else 512  #: bytes of the gradient of the loss, which is not the model's
+LOSS = 64 if emulated.on_host else 512  #: bytes of the gradient of the loss, which no plan of the model counts
 FULL = os.environ.get("REMAT_FULL") == "1"
 
 
@@ -30,12 +30,12 @@ def bytes_of(tensors):
 
 
 def peak_of(session):
-    """Of the bytes that were asked for. The allocator of CUDA also counts the ends of large blocks that it does not split."""
+    """The peak of requested bytes. CUDA's allocator would also count unused ends of large blocks."""
     return torch.cuda.memory_stats()["requested_bytes.all.peak"] if emulated.device.type == "cuda" else session.memory()["peak"]
 
 
 def planned(name, budget):
-    """Trains by plans; every step stays inside the budget, but those in which something is captured."""
+    """Trains by plans. Checks that every step stays inside the budget, except steps that capture."""
     model = remat.wrap(made(name), budget=budget, planner=SEARCHED if budget == "60% of activations" else ANY_PLAN)
     session = remat.of(model)
     data = batches(name)
@@ -74,7 +74,7 @@ def test_zoo(name):
 
 
 def test_experts_in_a_loop():
-    """A loop over the experts that got tokens is planned, whichever they are."""
+    """A loop over the experts with tokens is planned, whichever experts have tokens."""
 
     def made():
         torch.manual_seed(0)
