@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step, which is planned before the loss is known."""
+"""The first step, which is planned before the loss is known, and steps of new sizes."""
 
 import logging
 import unittest
@@ -85,6 +85,20 @@ def trained(make, loss, wrap):
     return model, peaks, found
 
 
+class Waves(nn.Module):
+    """Computes a series of values from its input alone, and reads some of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(64, 64), nn.Linear(64, 1)
+
+    def forward(self, x):
+        positive = x.sum(1) > 0
+        for _ in range(20):
+            x = (x * 1.01).sin()
+        return self.last(self.inner(x[positive]).relu() * float(x.mean()))
+
+
 class FirstStep(Test):
     own = 0  # bytes of the module and of its input
 
@@ -140,6 +154,23 @@ class FirstStep(Test):
         self.assertTrue(all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected[0][1:], strict=True)))
         with self.assertRaises(remat.OverBudget):
             model(x)
+
+    def test_a_new_size_keeps_few_values_of_the_input(self):
+        """A step of a new size keeps only a few of the 40 values of 460 kB each."""
+        peaks = []
+
+        def step(model, x, k):
+            x = torch.randn(1800 + k, 64)
+            if remat.is_wrapped(model):
+                remat.of(model).release()
+            before = _torch.meter_reset()
+            model(x).square().mean().backward()
+            peaks.append(_torch.meter_peak() - before)
+
+        _torch.meter_install()
+        self.check(Waves, step, on_refuse="raise")
+        plain, planned = peaks[:5], peaks[5:]
+        self.assertLessEqual(max(planned[1:]), max(plain) + (3 << 20), peaks)
 
 
 if __name__ == "__main__":
