@@ -56,22 +56,17 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     diverge(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
     return op.callBoxed(&stack);
   }
-  while (const char* why = differs(op, stack)) {
-    if (choose_another(op, stack)) continue;
-    const auto text = op.schema().name() + ": " + why;
-    if (record_on(text)) return fresh_->call(op, stack);
-    diverge(text);
-    return op.callBoxed(&stack);
-  }
+  const auto leave = [&](const std::string& why) {
+    if (record_on(why)) return fresh_->call(op, stack);
+    diverge(why);
+    op.callBoxed(&stack);
+  };
+  while (const char* why = differs(op, stack))
+    if (!choose_another(op, stack)) return leave(op.schema().name() + ": " + why);
   std::vector<at::Tensor> positions;
   std::optional<::torch::jit::Stack> made;  // results of a call that runs ahead of the plan
-  if (call().ahead || !call().positions.empty()) {
-    if (const auto why = ask(op, stack, positions, made)) {
-      if (record_on(*why)) return fresh_->call(op, stack);
-      diverge(*why);
-      return op.callBoxed(&stack);
-    }
-  }
+  if (call().ahead || !call().positions.empty())
+    if (const auto why = ask(op, stack, positions, made)) return leave(*why);
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
   for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));

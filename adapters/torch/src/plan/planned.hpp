@@ -32,9 +32,9 @@ struct plan {
   schedule steps;
   result found;
   double plan_seconds = 0;
-  std::string taken_from = {};  ///< inputs of the plan whose schedule was reused; empty: the schedule was searched for
-  bool unfinished = false;      ///< a longer search may find a better plan
-  mutable std::atomic<bool> superseded = false;  ///< a better plan exists by now
+  std::string taken_from = {};      ///< inputs of the plan whose schedule was reused; empty: the schedule was searched for
+  bool unfinished = false;          ///< a longer search may find a better plan
+  mutable bool superseded = false;  ///< a better plan exists by now; guarded by the lock of the session
 };
 
 namespace detail {

@@ -17,14 +17,10 @@ namespace {
 /// A copy of a plan that is not refined again.
 /// @param bound on the time, proven by a search beside the steps, s
 std::shared_ptr<const plan> settled(const plan& p, double bound) {
-  auto same = std::make_shared<plan>();
-  same->run = p.run;
-  same->zones = p.zones;
-  same->fallback = p.fallback;
-  same->steps = p.steps;
-  same->found = p.found;
+  auto same = std::make_shared<plan>(p);
   same->found.bound = std::min(std::max(bound, p.found.bound), p.found.seconds);
-  same->plan_seconds = p.plan_seconds;
+  same->taken_from.clear();
+  same->unfinished = same->superseded = false;
   return same;
 }
 
