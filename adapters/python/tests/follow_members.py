@@ -185,5 +185,51 @@ class Members(Test):
         self.check_named(Quantized, "resizes or replaces the storage of a tensor", lambda m, x, k: [*counting(m, x, k), m.low, m.high, m.scale])
 
 
+class Inference(Test):
+    """Tensors of inference mode, whose operators come without autograd."""
+
+    def test_constants(self):
+        class Cached(Net):
+            table = None
+
+            def act(self, h):
+                if self.table is None:
+                    self.table = torch.arange(48.0).sin()
+                return h.tanh() + self.table.double().to(h.dtype)
+
+        def step(model, x, k):
+            with torch.inference_mode():
+                model.eval()
+                seen = model(x)
+                model.train()
+            backward(model, x, k)
+            return [seen]
+
+        self.check(Cached, step)
+
+    def test_arguments(self):
+        def step(model, x, k):
+            with torch.inference_mode():
+                x = x.clone()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x).float().square().mean()
+            loss.backward()
+
+        self.check(Net, step)
+
+    def test_parts(self):
+        class Teacher(Net):
+            def begin(self):
+                self.cell, self.filter = nn.GRUCell(48, 48), nn.Conv1d(1, 1, 3, padding=1)
+
+            def act(self, h):
+                with torch.inference_mode():
+                    low, high = self.filter(self.cell(h).double().float().unsqueeze(1)).squeeze(1).chunk(2, 1)
+                    target = self.drop(torch.cat([high, low], 1))
+                return h.tanh() + target
+
+        self.check(Teacher)
+
+
 if __name__ == "__main__":
     unittest.main()
