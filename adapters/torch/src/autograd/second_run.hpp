@@ -83,15 +83,15 @@ struct all_generators {
 class second_run {
  public:
   /// Notes what a forward begins with.
-  /// @param on         where it runs
-  /// @param parameters of the module
-  /// @param written    what it may change, other than the generators
-  second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+  /// @param on      where it runs
+  /// @param read    other tensors that it may read
+  /// @param written what it may change, other than the generators
+  second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& read,
              const std::vector<at::Tensor>& written)
       : on_(on), before_(all_generators::now(on)) {
     std::unordered_set<const c10::StorageImpl*> storages;
     for (const auto& w : written) storages.insert(w.storage().unsafeGetStorageImpl());
-    for (const auto* list : {&inputs, &parameters})
+    for (const auto* list : {&inputs, &read})
       for (const auto& t : *list)
         if (t.defined() && !t.is_inference() && !(t.has_storage() && storages.count(t.storage().unsafeGetStorageImpl())))
           read_.emplace_back(t.unsafeGetTensorImpl()->version_counter(), t._version());
@@ -116,7 +116,7 @@ class second_run {
     TORCH_CHECK(
         is_unchanged(),
         "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
-        "an input or a parameter was modified by an inplace operation after it");
+        "an input, a parameter, or another tensor that it reads was modified by an inplace operation after it");
     struct put_back {
       std::vector<entry>& written;
       all_generators generator;
