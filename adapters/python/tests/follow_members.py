@@ -170,6 +170,36 @@ class Members(Test):
 
         self.check_named(Freezing, "requires a gradient")
 
+    def test_parameters_frozen_before_the_backward(self):
+        """The gradients that are there stay as they are."""
+        def step(model, x, k):
+            backward(model, x, k)
+            loss = model(2 * x).square().mean()
+            model.first.weight.requires_grad_(False)
+            loss.backward()
+            model.first.weight.requires_grad_(True)
+
+        self.check(Net, step)
+
+    def test_parameters_frozen_before_another_use_of_the_outputs(self):
+        """The backward that is recorded then is one for later steps, too."""
+        class Two(Net):
+            def forward(self, x):
+                h = self.first(x).tanh()
+                return self.last(h), h
+
+        def step(model, x, k):
+            y, h = model(x)
+            model.last.bias.requires_grad_(k != 2)
+            (y.mean() + h.square().mean() if k < 2 else y.square().mean()).backward(retain_graph=k == 3)
+            model.last.bias.requires_grad_(True)
+            if k == 3:
+                model.first.bias.requires_grad_(False)
+                h.sum().backward()
+                model.first.bias.requires_grad_(True)
+
+        self.check(Two, step, steps=6)
+
     def test_buffers_that_an_operator_resizes(self):
         """Training for quantization by channels: the first step gives the least and largest values their sizes, and runs unplanned."""
         class Quantized(Net):

@@ -25,6 +25,23 @@ struct graph_contents {
                                                                           ///< or to what has made an input
 };
 
+/// While it is there, leaves require gradients, as they did in the forward. The loop may have frozen some since.
+class as_in_forward {
+ public:
+  explicit as_in_forward(const std::vector<at::Tensor>& leaves) {
+    for (const auto& t : leaves)
+      if (t.defined() && t.is_leaf() && !t.requires_grad()) frozen_.push_back(t.set_requires_grad(true));
+  }
+  ~as_in_forward() {
+    for (const auto& t : frozen_) t.set_requires_grad(false);
+  }
+  as_in_forward(const as_in_forward&) = delete;
+  as_in_forward& operator=(const as_in_forward&) = delete;
+
+ private:
+  std::vector<at::TensorBase> frozen_;
+};
+
 /// The graph of one forward, kept until its backward. Should the loss use the outputs in another way than expected, the backward
 /// for that is recorded from it. What no plan does (a graph of gradients, a second backward, hooks inside), it does itself, with
 /// the data of the forward. The module's code does not run again.
@@ -39,8 +56,10 @@ class kept_graph {
              const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
 
   /// The step with a backward for other uses of its outputs.
+  /// @param trained those of the parameters that outputs lead to
   /// @throws cannot_capture
-  trace record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const;
+  trace record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters,
+               const std::vector<at::Tensor>& trained) const;
 
   graph_contents contents() const;
   /// Do other outputs come from this one?

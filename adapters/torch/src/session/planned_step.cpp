@@ -95,8 +95,10 @@ std::shared_ptr<setup> session::state::same_step(const invocation& call, const s
   try {
     if (graph != nullptr) {
       auto recorded = [&] {
+        std::vector<at::Tensor> reached;
+        for (auto k : first.trained) reached.push_back(of->parameters[k]);
         const auto there = disguise(*of);
-        return std::make_shared<const detail::trace>(graph->record(uses, of->parameters));
+        return std::make_shared<const detail::trace>(graph->record(uses, of->parameters, reached));
       }();
       s = setup_from(std::move(recorded), first, of);
     } else {
