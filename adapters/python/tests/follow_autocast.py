@@ -72,6 +72,15 @@ class Autocast(Test):
             with self.assertNoLogs("remat", logging.WARNING):
                 self.check(Part, step)
 
+    def test_batch_norm_without_weights(self):
+        """Its running statistics alone decide the type of what its backward needs."""
+        class Plain(Net):
+            def begin(self):
+                self.norm = torch.nn.BatchNorm1d(48, affine=False)
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Plain, in_blocks)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -170,6 +170,36 @@ class Members(Test):
 
         self.check_named(Freezing, "requires a gradient")
 
+    def test_parameters_frozen_before_the_backward(self):
+        """The gradients that are there stay as they are."""
+        def step(model, x, k):
+            backward(model, x, k)
+            loss = model(2 * x).square().mean()
+            model.first.weight.requires_grad_(False)
+            loss.backward()
+            model.first.weight.requires_grad_(True)
+
+        self.check(Net, step)
+
+    def test_parameters_frozen_before_another_use_of_the_outputs(self):
+        """The backward that is recorded then is one for later steps, too."""
+        class Two(Net):
+            def forward(self, x):
+                h = self.first(x).tanh()
+                return self.last(h), h
+
+        def step(model, x, k):
+            y, h = model(x)
+            model.last.bias.requires_grad_(k != 2)
+            (y.mean() + h.square().mean() if k < 2 else y.square().mean()).backward(retain_graph=k == 3)
+            model.last.bias.requires_grad_(True)
+            if k == 3:
+                model.first.bias.requires_grad_(False)
+                h.sum().backward()
+                model.first.bias.requires_grad_(True)
+
+        self.check(Two, step, steps=6)
+
     def test_buffers_that_an_operator_resizes(self):
         """Quantization-aware training per channel. The first step resizes the buffers `low` and `high`, and runs unplanned."""
         class Quantized(Net):
@@ -183,6 +213,52 @@ class Members(Test):
                 return observed((h * 2).T, self.on, self.on, self.low, self.high, self.scale, self.zero, 0.01, -128, 127, 0, True, True).T
 
         self.check_named(Quantized, "resizes or replaces the storage of a tensor", lambda m, x, k: [*counting(m, x, k), m.low, m.high, m.scale])
+
+
+class Inference(Test):
+    """Tensors of inference mode, whose operators come without autograd."""
+
+    def test_constants(self):
+        class Cached(Net):
+            table = None
+
+            def act(self, h):
+                if self.table is None:
+                    self.table = torch.arange(48.0).sin()
+                return h.tanh() + self.table.double().to(h.dtype)
+
+        def step(model, x, k):
+            with torch.inference_mode():
+                model.eval()
+                seen = model(x)
+                model.train()
+            backward(model, x, k)
+            return [seen]
+
+        self.check(Cached, step)
+
+    def test_arguments(self):
+        def step(model, x, k):
+            with torch.inference_mode():
+                x = x.clone()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x).float().square().mean()
+            loss.backward()
+
+        self.check(Net, step)
+
+    def test_parts(self):
+        class Teacher(Net):
+            def begin(self):
+                self.cell, self.filter = nn.GRUCell(48, 48), nn.Conv1d(1, 1, 3, padding=1)
+
+            def act(self, h):
+                with torch.inference_mode():
+                    low, high = self.filter(self.cell(h).double().float().unsqueeze(1)).squeeze(1).chunk(2, 1)
+                    target = self.drop(torch.cat([high, low], 1))
+                return h.tanh() + target
+
+        self.check(Teacher)
 
 
 if __name__ == "__main__":

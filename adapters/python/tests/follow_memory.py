@@ -302,6 +302,20 @@ class Memory(Test):
         with self.assertNoLogs("remat", logging.WARNING):
             self.check(Labels, budget="150% of activations", on_refuse="raise")
 
+    def test_places_of_a_mask_in_a_transposed_tensor(self):
+        """What is put there gives a contiguous tensor."""
+        class Scattered(Net):
+            def forward(self, x):
+                return self.first(x).t().masked_scatter(x[:, 0] > 0, self.first(x[x[:, 0] > 0]).tanh()) * 2
+
+        def step(model, x, k):
+            y = model(x)
+            y.square().mean().backward(retain_graph=True)
+            y.sum().backward()
+            return [y, torch.tensor(y.stride())]
+
+        self.check(Scattered, step)
+
     def test_operator_of_others_with_sizes_by_values(self):
         self.check(Chosen, budget="150% of activations", on_refuse="raise")
 

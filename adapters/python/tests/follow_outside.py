@@ -136,6 +136,33 @@ class Trained(Test):
         self.assertIn("writes a tensor that requires a gradient", seen.output[0])
 
 
+class Written(Test):
+    """Tensors that the loop writes before the backward, which in eager mode does not need them."""
+
+    def test_before_another_use_of_the_outputs(self):
+        """A forward that runs once more would read them."""
+        class Shifted(Net):
+            def begin(self):
+                self.register_buffer("shift", torch.ones(48))
+                self.more = [torch.ones(48)]
+
+            def forward(self, x):
+                h = (self.first(x) + self.shift + self.more[0]).tanh()
+                return self.last(h), h
+
+        def step(written, loss):
+            def act(model, x, k):
+                outputs = model(x)
+                written(model).mul_(0.5)
+                loss(outputs, k).backward()
+            return act
+
+        for written in (lambda m: m.shift, lambda m: m.more[0], lambda m: m.first.bias.detach()):
+            self.check(Shifted, step(written, lambda outputs, k: outputs[0].square().mean()))
+            with self.assertRaisesRegex(RuntimeError, "another tensor that it reads was modified"):
+                self.check(Shifted, step(written, lambda outputs, k: outputs[k % 2].sum()))
+
+
 class Generators(Test):
     """The user's generators advance as in eager mode. Their numbers are inputs of the plan."""
 

@@ -21,7 +21,7 @@ namespace remat::pytorch {
 /// True if autograd would only add a gradient of `parameter` to `.grad`, and call no hook.
 inline bool only_adds(const at::Tensor& parameter) {
   const auto& grad = gradient_of(parameter);
-  if (!grad.defined() || grad.requires_grad() || grad.layout() != c10::kStrided ||
+  if (!grad.defined() || !parameter.requires_grad() || grad.requires_grad() || grad.layout() != c10::kStrided ||
       grad.scalar_type() != parameter.scalar_type() || grad.sizes() != parameter.sizes() || grad.device() != parameter.device() ||
       !grad.is_non_overlapping_and_dense() || grad.is_conj() || grad.is_neg() || grad.is_inference())
     return false;

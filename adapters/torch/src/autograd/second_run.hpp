@@ -48,15 +48,15 @@ struct all_generators {
 class second_run {
  public:
   /// Saves the state in which a forward begins.
-  /// @param on         device of the forward
-  /// @param parameters of the module
-  /// @param written    tensors that the forward may change
-  second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+  /// @param on      device of the forward
+  /// @param read    other tensors that the forward may read
+  /// @param written tensors that the forward may change
+  second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& read,
              const std::vector<at::Tensor>& written)
       : on_(on), before_(all_generators::now(on)) {
     std::unordered_set<const c10::StorageImpl*> storages;
     for (const auto& w : written) storages.insert(w.storage().unsafeGetStorageImpl());
-    for (const auto* list : {&inputs, &parameters})
+    for (const auto* list : {&inputs, &read})
       for (const auto& t : *list)
         if (t.defined() && !t.is_inference() && !(t.has_storage() && storages.count(t.storage().unsafeGetStorageImpl())))
           read_.emplace_back(t.unsafeGetTensorImpl()->version_counter(), t._version());
@@ -78,7 +78,7 @@ class second_run {
     TORCH_CHECK(
         is_unchanged(),
         "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
-        "an input or a parameter was modified by an inplace operation after it");
+        "an input, a parameter, or another tensor that it reads was modified by an inplace operation after it");
     std::vector<std::pair<at::Tensor, int64_t>> present;
     for (const auto& w : written_)
       present.emplace_back(is_now(w.tensor, w.before, w.version) ? w.before : w.tensor.detach().clone(), w.tensor._version());

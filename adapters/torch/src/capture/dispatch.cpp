@@ -74,7 +74,21 @@ step_run* step_here() { return capturing() ? active_step : nullptr; }
 /// True if the operator only tells a profiler where the forward is.
 bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
 
+/// On these tensors it is nothing but calls of other operators. Autograd makes these, but it is not there for inference tensors.
+bool is_composite(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
+    return false;
+  bool kernel = false;
+  for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i)
+    each_tensor(stack[i], [&](const at::Tensor& t, int) {
+      kernel = kernel || op.hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, t.device()));
+    });
+  return !kernel;
+}
+
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
+  if (is_composite(op, *stack)) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (is_mark(op)) return op.callBoxed(stack);
   if (auto* f = follower::of_thread(); f != nullptr && f->fresh() == nullptr) return f->run(op, *stack);

@@ -2,7 +2,10 @@
 // Compares the tensors of a call with the recorded call, and makes its results.
 #include "follower_state.hpp"
 
+#include <c10/core/InferenceMode.h>
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "hollow.hpp"
@@ -194,6 +197,12 @@ std::vector<c10::IValue> follower::results_of(const traced_call& c, const std::v
     live_[r.view.value] = s.getWeakStorageImpl();
     auto v = r.view;
     v.offset += shift_[r.view.value];
+    const auto shown =
+        std::find_if(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.view.value == r.view.value; });
+    std::optional<c10::InferenceMode> as_shown;  // a view of an ordinary tensor is one, too
+    if (const bool on = c10::InferenceMode::is_enabled();
+        shown != c.operands.end() && tensor_at(arguments, 0, *shown).is_inference() != on)
+      as_shown.emplace(!on);
     auto t = tensor_over(s, v);
     set(r.tensor, t);
     return t;

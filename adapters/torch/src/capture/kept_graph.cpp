@@ -102,6 +102,7 @@ bool kept_graph::is_inside(std::size_t output) const {
 }
 
 std::string kept_graph::differs(const candidate& step, const std::vector<at::Tensor>& wanted) const {
+  const as_in_forward leaves(wanted);
   const auto& t = *step.what->recorded;
   const c10::DeviceGuard guard(t.device);
   const fresh_casts casts;
@@ -133,6 +134,7 @@ void kept_graph::fill() {
 
 std::vector<std::vector<at::Tensor>> kept_graph::gradients(const std::vector<at::Tensor>& given,
                                                            const std::vector<at::Tensor>& wanted) const {
+  const as_in_forward leaves(wanted);
   ::torch::autograd::edge_list used;
   std::vector<at::Tensor> grads;
   for (std::size_t i = 0; i < given.size(); ++i) {
@@ -144,7 +146,9 @@ std::vector<std::vector<at::Tensor>> kept_graph::gradients(const std::vector<at:
   return gradients_in_summands(std::move(used), grads, wanted, at::GradMode::is_enabled());
 }
 
-trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const {
+trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters,
+                         const std::vector<at::Tensor>& trained) const {
+  const as_in_forward leaves(trained);
   const std::lock_guard lock(one_at_a_time());
   claim_key();
   const auto& f = *forward_;

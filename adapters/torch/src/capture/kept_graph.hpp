@@ -25,6 +25,23 @@ struct graph_contents {
                                                                           ///< the node that made an input
 };
 
+/// During the lifetime of this object, leaves require gradients as in the forward. The training loop may have frozen some since.
+class as_in_forward {
+ public:
+  explicit as_in_forward(const std::vector<at::Tensor>& leaves) {
+    for (const auto& t : leaves)
+      if (t.defined() && t.is_leaf() && !t.requires_grad()) frozen_.push_back(t.set_requires_grad(true));
+  }
+  ~as_in_forward() {
+    for (const auto& t : frozen_) t.set_requires_grad(false);
+  }
+  as_in_forward(const as_in_forward&) = delete;
+  as_in_forward& operator=(const as_in_forward&) = delete;
+
+ private:
+  std::vector<at::TensorBase> frozen_;
+};
+
 /// The autograd graph of one forward, kept until its backward. If the loss uses the outputs in an unexpected way, a backward for
 /// this use is recorded from the graph. If the backward is one that no plan makes (a graph of gradients, a second backward, hooks
 /// inside), the graph runs with the data of the forward. The module's code does not run again.
@@ -39,8 +56,10 @@ class kept_graph {
              const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
 
   /// Records the step with a backward for other uses of its outputs.
+  /// @param trained parameters that an output depends on
   /// @throws cannot_capture if that backward cannot be recorded
-  trace record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const;
+  trace record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters,
+               const std::vector<at::Tensor>& trained) const;
 
   graph_contents contents() const;
   /// True if other outputs depend on this output.

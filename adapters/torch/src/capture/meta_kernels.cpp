@@ -149,9 +149,12 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor&, const Tenso
   const auto of = [](const Tensor& t) { return heads_inside(t.sizes(), t.scalar_type()); };
   return {of(query), of(key), of(value)};
 }
-/// The type of statistics in normalizations: that of the parameters if it differs from the input.
-at::ScalarType type_of_statistics(const Tensor& t, optional_of<Tensor> weight) {
-  return weight && weight->defined() ? weight->scalar_type() : t.scalar_type();
+/// The type of statistics in normalizations: that of the parameters or buffers if it differs from the input.
+template <class... Others>
+at::ScalarType type_of_statistics(const Tensor& t, const Others&... others) {
+  std::optional<at::ScalarType> type;
+  ((type = !type && others && others->defined() ? others->scalar_type() : type), ...);
+  return type.value_or(t.scalar_type());
 }
 /// Gradients of the input, and of two parameters with `sizes`; undefined where they are not wanted.
 std::tuple<Tensor, Tensor, Tensor> normalization_backward(Tensor of_input, IntArrayRef sizes, at::ScalarType type,
@@ -159,10 +162,10 @@ std::tuple<Tensor, Tensor, Tensor> normalization_backward(Tensor of_input, IntAr
   return {wanted[0] ? of_input : Tensor(), wanted[1] ? made(sizes, type) : Tensor(), wanted[2] ? made(sizes, type) : Tensor()};
 }
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& t, c10::SymIntArrayRef shape, optional_of<Tensor> weight,
-                                              optional_of<Tensor>, double) {
+                                              optional_of<Tensor> bias, double) {
   auto sizes = t.sizes().vec();
   for (auto i = sizes.size() - shape.size(); i < sizes.size(); ++i) sizes[i] = 1;
-  const auto statistics = made(sizes, type_of_statistics(t, weight));
+  const auto statistics = made(sizes, type_of_statistics(t, weight, bias));
   return {plain_like(t), statistics, plain_like(statistics)};
 }
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tensor& t, c10::SymIntArrayRef shape, const Tensor&,
@@ -172,9 +175,10 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tens
 }
 /// An image of one pixel is contiguous in both memory formats. Batch norm then uses the plain format.
 Tensor like_normalized(const Tensor& t) { return t.is_contiguous() ? plain_like(t) : like_suggested(t); }
-std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>,
-                                              optional_of<Tensor>, optional_of<Tensor>, bool training, double, double) {
-  const auto statistics = made({training ? t.size(1) : 0}, type_of_statistics(t, weight));
+std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor> bias,
+                                              optional_of<Tensor> mean, optional_of<Tensor> variance, bool training, double,
+                                              double) {
+  const auto statistics = made({training ? t.size(1) : 0}, type_of_statistics(t, weight, bias, mean, variance));
   return {like_normalized(t), statistics, plain_like(statistics)};
 }
 std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor&, const Tensor& t, optional_of<Tensor> weight,
@@ -182,9 +186,9 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor&, const Tens
                                                        optional_of<Tensor>, bool, double, std::array<bool, 3> wanted) {
   return normalization_backward(like_normalized(t), {t.size(1)}, type_of_statistics(t, weight), wanted);
 }
-std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>, c10::SymInt n,
-                                              c10::SymInt, c10::SymInt, int64_t groups, double) {
-  const auto statistics = made({n.expect_int(), groups}, type_of_statistics(t, weight));
+std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor> bias,
+                                              c10::SymInt n, c10::SymInt, c10::SymInt, int64_t groups, double) {
+  const auto statistics = made({n.expect_int(), groups}, type_of_statistics(t, weight, bias));
   return {like_suggested(t), statistics, plain_like(statistics)};
 }
 std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor&, const Tensor& t, const Tensor&, const Tensor&,

@@ -103,9 +103,11 @@ std::optional<c10::OperatorHandle> put_positions(const c10::OperatorHandle& op, 
       arguments = {arguments[0], flat.view(sizes)};
       return other("aten::take");
     }
+    const bool in_place = name == "aten::masked_scatter_";
     if (arguments[2].toTensor().numel() != flat.numel()) return std::nullopt;
+    if (!in_place && !arguments[0].toTensor().is_contiguous()) return std::nullopt;  // `put` would give a tensor of its strides
     arguments = {arguments[0], flat, arguments[2], false};
-    return other(name == "aten::masked_scatter" ? "aten::put" : "aten::put_");
+    return other(in_place ? "aten::put_" : "aten::put");
   }
   c10::List<std::optional<at::Tensor>> found;
   for (const auto& v : arguments[1].toListRef()) {

@@ -96,8 +96,10 @@ std::shared_ptr<setup> session::state::same_step(const invocation& call, const s
   try {
     if (graph != nullptr) {
       auto recorded = [&] {
+        std::vector<at::Tensor> reached;
+        for (auto k : first.trained) reached.push_back(of->parameters[k]);
         const auto there = disguise(*of);
-        return std::make_shared<const detail::trace>(graph->record(uses, of->parameters));
+        return std::make_shared<const detail::trace>(graph->record(uses, of->parameters, reached));
       }();
       s = setup_from(std::move(recorded), first, of);
     } else {
@@ -275,7 +277,10 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     for (const auto& w : step.written) add(w.slot);
     if (s->forward)
       for (auto k : s->forward->writes) add(k);
-    beside = std::make_shared<second_run>(device_for(*s).which(), inputs, r->bound->of->parameters, written);
+    auto read = r->bound->of->parameters;
+    for (index_t k = 0; k < step.slots.size(); ++k)
+      if (const auto from = step.slots[k].from; from == role::buffer || from == role::found) read.push_back(r->bound->slots[k]);
+    beside = std::make_shared<second_run>(device_for(*s).which(), inputs, read, written);
     if (verify) {
       auto known = parameters;
       known.insert(known.end(), buffers.begin(), buffers.end());
