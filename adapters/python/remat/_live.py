@@ -17,7 +17,7 @@ def _end() -> None:
         session.close()
 
 
-def let_go_dropped() -> None:
+def free_unreferenced_models() -> None:
     """Frees models that are referenced only by the methods that `wrap` has put into them, with their weights and arenas. Otherwise these cycles
     would stay until Python's next garbage collection, beside the next model of a search over many models."""
     probe = object()

@@ -218,7 +218,7 @@ class _Offloaded(torch.optim.Optimizer):
     def _step_all(self) -> None:
         """Steps every parameter that has a gradient, a parcel at a time."""
         todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self._look_around()
+        self._check_memory()
         if self._there is not None:
             _torch.release_sessions()  # parcels use the memory of their arenas
         self._prepare(todo)
@@ -361,7 +361,7 @@ class _Offloaded(torch.optim.Optimizer):
     def _at_home(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         return [t for p in params for t in self.state.get(p, {}).values() if self._disk.holds(t)]
 
-    def _look_around(self) -> None:
+    def _check_memory(self) -> None:
         """Checks whether memory is short: the weights would not fit a second time. Then all sessions give back the memory that they keep for their next steps."""
         if self._disk is None:
             return

@@ -134,7 +134,7 @@ class Overlap:
     def _apply_on_disk(self, optimizer: _Offloaded, group: dict[str, Any], p: torch.Tensor) -> None:
         if self._traffic is None:
             self._traffic, self._last = _torch.Traffic(), None
-            optimizer._look_around()
+            optimizer._check_memory()
             self._before = optimizer._disk.evicted, optimizer._disk.fetched
         try:
             self._traffic.ready(id(p), optimizer._at_home([p]))

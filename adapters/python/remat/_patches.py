@@ -56,7 +56,7 @@ def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _leave_for_thread() -> None:
     if _torch.without_data():
-        _torch.leave_plan(f"work is given to another thread at {_where()}")
+        _torch.fall_back_to_eager(f"work is given to another thread at {_where()}")
 
 
 def _setitem(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def _setitem(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _leave_for_storage() -> None:
     if _torch.without_data():
-        _torch.leave_plan(f"a storage is used directly at {_where()}")
+        _torch.fall_back_to_eager(f"a storage is used directly at {_where()}")
 
 
 def _data() -> property:
@@ -87,7 +87,7 @@ def _data() -> property:
         if sys.getrefcount(other) <= nobody_else and _is_like(self, other) and _torch.may_copy(self, other):
             descriptor.__get__(self).copy_(other)
             return None
-        _torch.leave_plan("other memory is put under a tensor, and something else uses one of the two "
+        _torch.fall_back_to_eager("other memory is put under a tensor, and something else uses one of the two "
                           f"(`.data = ...`, where `.data.copy_(...)` is planned) at {_where()}")
         return descriptor.__set__(self, other)  # type: ignore[no-any-return]
 
@@ -217,7 +217,7 @@ def _higher_order(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         recorded = self is custom_function_call
         if not recorded and _torch.without_data():
-            _torch.leave_plan(f"the higher-order operator {self.name()} runs at {_where()}")
+            _torch.fall_back_to_eager(f"the higher-order operator {self.name()} runs at {_where()}")
         return _torch.without_recording_keys(recorded, original, self, *args, **kwargs)
 
     return call
@@ -229,7 +229,7 @@ def _compiled(original: Callable[..., Any]) -> Callable[..., Any]:
     def callback(given: Any) -> Any:
         found = original(given)
         if found is not None and _torch.without_data():
-            _torch.leave_plan(f"code that torch.compile has compiled, or is to compile, runs at {_where()}")
+            _torch.fall_back_to_eager(f"code that torch.compile has compiled, or is to compile, runs at {_where()}")
         return found
 
     return callback

@@ -151,7 +151,7 @@ class Session:
                 kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
             if not self._looked:
                 refuse_parts(model)
-                _live.let_go_dropped()
+                _live.free_unreferenced_models()
                 self._looked = True
         except Refused as why:
             if self._options.on_refuse == "raise":

@@ -76,7 +76,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     if session is not None:
         session._set_options(options)
     else:
-        _live.let_go_dropped()
+        _live.free_unreferenced_models()
         session = Session(model, options)
         _patches.install(_let_go, _take_forward)
         session._run  # made now, to raise errors of options at once

@@ -51,7 +51,7 @@ struct reference_counts {
   std::vector<PyObject*> within_;
 };
 
-/// Per tensor: true if Python holds it beside the objects of autograd functions, see `when_held`.
+/// Per tensor: true if Python holds it beside the objects of autograd functions, see `set_holder_query`.
 std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& functions, const std::vector<at::Tensor>& tensors) {
   const py::gil_scoped_acquire gil;
   reference_counts from_functions;
@@ -65,7 +65,7 @@ std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& funct
   return found;
 }
 
-/// Describes the side effect of a custom backward in Python, see _effects.py and `when_foreign`.
+/// Describes the side effect of a custom backward in Python, see _effects.py and `set_effect_inspector`.
 std::string effect_of(::torch::autograd::Node& node) {
   const py::gil_scoped_acquire gil;
   auto* function = node.pyobj_slot()->load_pyobj();
@@ -77,16 +77,16 @@ std::string effect_of(::torch::autograd::Node& node) {
 
 PYBIND11_MODULE(_torch, m) {
   using tensors = std::vector<at::Tensor>;
-  rp::when_caught([] {
+  rp::on_exception_caught([] {
     const py::gil_scoped_acquire gil;
     PyErr_Clear();
   });
-  rp::when_raised(&remat::python::translate_raised);
-  rp::when_held(&held_beside);
-  rp::when_foreign(&effect_of);
+  rp::on_backward_exception(&remat::python::translate_raised);
+  rp::set_holder_query(&held_beside);
+  rp::set_effect_inspector(&effect_of);
   rp::when_gradients_move([] { return static_cast<int>(PyGILState_Ensure()); },
                           [](int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); });
-  rp::when_recorded(remat::python::caller_line());
+  rp::set_source_line_callback(remat::python::caller_line());
   m.def("capturing", &rp::capturing);
   m.def("weights_disguised", &rp::weights_disguised);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));
@@ -95,7 +95,7 @@ PYBIND11_MODULE(_torch, m) {
     return f(t, *args, **kwargs);
   });
   m.def("about_to_read_generator", &rp::about_to_read_generator);
-  m.def("leave_plan", &rp::leave_plan);
+  m.def("fall_back_to_eager", &rp::fall_back_to_eager);
   m.def("may_copy", &rp::may_copy);
   m.def("without_recording_keys", [](bool recorded, const py::function& f, const py::args& args, const py::kwargs& kwargs) {
     const rp::without_recording_keys now(recorded);

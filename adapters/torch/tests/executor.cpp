@@ -213,7 +213,7 @@ TEST_CASE("captured steps have the results of eager mode bit by bit, at fixed ad
       for (int k = 0; k < steps; ++k, change()) compare(expected[static_cast<std::size_t>(k)], planned(s, e, *x.tensors));
       same_inputs();
       INFO(e.not_captured());
-      CHECK((e.not_captured().empty() || e.not_captured() == plan->moves_because()));
+      CHECK((e.not_captured().empty() || e.not_captured() == plan->why_addresses_move()));
       (e.not_captured().empty() ? captured : refused) += 1;
       CHECK(e.unplanned() == 0);
       REQUIRE(hardware::races() == "");

@@ -131,7 +131,7 @@ TEST_CASE("gradients are given away once no operation reads their parameters") {
     x.tensors = captured.tensors->followed_by(x.step);
     x.profiles = profile(*x.step, {.cache = {}, .seconds = 0});
     x.p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name);
-    const auto given = given_early(*x.step);
+    const auto given = has_early_gradient(*x.step);
     const auto buffers = copies_of(s.module->buffers()), parameters = copies_of(s.module->parameters());
     const auto whole_again = [&] {
       at::NoGradGuard no_grad;
@@ -168,8 +168,9 @@ TEST_CASE("gradients are given away once no operation reads their parameters") {
           const auto now = planned(s, e, *x.tensors, take, taken);
           whole_again();
           compare(o, now);
-          if (held == 0) CHECK(e.held_gifts() == 0);
-          if (held != 0) CHECK(e.held_gifts() == static_cast<std::size_t>(std::count(given.begin(), given.end(), true)));
+          if (held == 0) CHECK(e.gradients_still_held() == 0);
+          if (held != 0)
+            CHECK(e.gradients_still_held() == static_cast<std::size_t>(std::count(given.begin(), given.end(), true)));
           CHECK_FALSE(e.arena_in_use());
           for (const auto& g : kept) {
             CHECK_FALSE(e.owns(g));

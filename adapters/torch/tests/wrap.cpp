@@ -238,7 +238,7 @@ TEST_CASE("hooks that step parameters and free their gradients train as in eager
       }
       const auto leave = run.report().planned_for.find("gradients leave") != std::string::npos;
       const auto large = [](const auto& p) {
-        return p.requires_grad() && p.nbytes() >= static_cast<std::size_t>(rt::least_given);
+        return p.requires_grad() && p.nbytes() >= static_cast<std::size_t>(rt::min_early_gradient_bytes);
       };
       const auto parameters = t.planned.module->parameters();
       if (std::any_of(parameters.begin(), parameters.end(), large)) smaller += leave;

@@ -46,7 +46,7 @@ inline bool is_told(const at::Tensor& parameter) {
   return meta != nullptr && meta->post_acc_grad_hooks_ != nullptr;
 }
 /// True if the gradient is large enough to be given to a hook early.
-inline bool is_large(const at::Tensor& parameter) { return static_cast<bytes_t>(parameter.nbytes()) >= least_given; }
+inline bool is_large(const at::Tensor& parameter) { return static_cast<bytes_t>(parameter.nbytes()) >= min_early_gradient_bytes; }
 /// True if all large parameters have such hooks, and the next graph that leads to any of them will be the only one.
 /// @tparam F returns, for the accumulator of a parameter, the number of edges that lead to it now and do not count
 template <class F>

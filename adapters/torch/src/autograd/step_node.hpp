@@ -128,7 +128,7 @@ class step_node final : public ::torch::autograd::Node {
     const auto checks = std::exchange(checks_, nullptr);
     auto unread = std::exchange(watched_, {});  // parameters whose hooks have not been called
     std::erase_if(unread, [&](const auto& w) {
-      return !kind->given_early || w.slot == none || kind->step->slots[w.slot].from != role::parameter;
+      return !kind->has_early_gradient || w.slot == none || kind->step->slots[w.slot].from != role::parameter;
     });
     const auto& step = *kind->step;
     const auto given = given_by(std::move(incoming));
@@ -143,7 +143,7 @@ class step_node final : public ::torch::autograd::Node {
     }
     ::torch::autograd::variable_list result;
     if (checks) checks->run_backward(step, given, bound_->trained);
-    const auto right = [&](const setup& s) { return serves(*s.step, given) && same_autocast(s.uses, uses); };
+    const auto right = [&](const captured_step& s) { return serves(*s.step, given) && same_autocast(s.uses, uses); };
     const bool does = right(*kind);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool sums = kind->sums && edges_.meet_others(inside);
@@ -346,8 +346,8 @@ class step_node final : public ::torch::autograd::Node {
     }
     for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);
     for (const auto& w : unread) check(w, step);  // hooks must not write other parameters, as in eager mode
-    std::size_t held = r.run->held_gifts();
-    if (r.kind->given_early) {
+    std::size_t held = r.run->gradients_still_held();
+    if (r.kind->has_early_gradient) {
       if (told && held > 0) r.kind->outputs->learn_gradients_leave(false);
     } else if (told) {  // the same at the end, to see whether hooks free gradients
       bool any = false;

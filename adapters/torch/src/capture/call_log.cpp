@@ -228,7 +228,7 @@ void call_log::run(const entry& c) const {
       const auto& r = real.at(k++);
       if (storage_of(t) == storage_of(r) || (r.nbytes() > 0 && storage_of(r)->data() == nullptr)) return;  // or moved already
       if (!same_places(t, r)) {
-        distrust_results(c.op);
+        require_kernel_geometry(c.op);
         throw broken_contract("remat: " + c.op.schema().name() +
                               " gave a result of another geometry than it was recorded with. The next step is recorded anew");
       }

@@ -28,7 +28,8 @@ namespace {
 class call_observer {
  public:
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
-    if (is_view(op) || makes_raw(op) || facts(op).makes == filled::with_nothing || facts(op).resizes) return op.callBoxed(&stack);
+    if (is_view(op) || makes_uninitialized(op) || facts(op).makes == filled::with_nothing || facts(op).resizes)
+      return op.callBoxed(&stack);
     const auto& arguments = op.schema().arguments();
     const auto first = stack.size() - arguments.size();
     digest operands, results;
@@ -220,7 +221,7 @@ void about_to_read_generator() {
   }
 }
 
-void leave_plan(const std::string& why) {
+void fall_back_to_eager(const std::string& why) {
   if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // inside of a kernel
   if (auto* f = detail::follower::at_work()) return f->diverge(why);
   if (!without_data()) return;

@@ -35,7 +35,8 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
   };
   const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written and read, without operators
     const auto& s = r.storages[x.view.value];
-    return makes_raw(c.op) && !used[x.view.value] && s.device.is_cpu() && static_cast<std::size_t>(s.bytes) <= constant_limit;
+    return makes_uninitialized(c.op) && !used[x.view.value] && s.device.is_cpu() &&
+           static_cast<std::size_t>(s.bytes) <= constant_limit;
   };
   std::vector<bool> needed(r.storages.size());
   for (std::size_t i = r.calls.size(); i-- > 0;) {

@@ -101,7 +101,7 @@ void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::
     replace_from(stack, first, again);
     for (const auto& t : tensors)
       if (std::any_of(memory.filled_.begin(), memory.filled_.end(), [&](const auto& s) { return s.is_alias_of(t.storage()); }))
-        fill_plausibly(t);
+        fill_with_safe_values(t);
     op.callBoxed(&stack);
   }
 }

@@ -54,7 +54,7 @@ class recorded_questions final : public questions {
     last_ = recorded.calls[asked.back().call].op.schema().name();
   }
 
-  bool same_answers(const bindings& tensors, const std::vector<at::Tensor>& inputs) const override {
+  bool guards_hold(const bindings& tensors, const std::vector<at::Tensor>& inputs) const override {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     struct source {

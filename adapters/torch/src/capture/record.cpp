@@ -30,13 +30,13 @@ std::string (*effect_of)(::torch::autograd::Node&) = nullptr;
 
 }  // namespace
 
-void when_recorded(std::string (*line)()) { detail::line_of_caller = line; }
+void set_source_line_callback(std::string (*line)()) { detail::line_of_caller = line; }
 
-void when_foreign(std::string (*effect)(::torch::autograd::Node&)) { effect_of = effect; }
+void set_effect_inspector(std::string (*effect)(::torch::autograd::Node&)) { effect_of = effect; }
 
-void when_caught(void (*forget)()) { forget_exception = forget; }
+void on_exception_caught(void (*forget)()) { forget_exception = forget; }
 
-void when_raised(void (*translate)()) { translate_exception = translate; }
+void on_backward_exception(void (*translate)()) { translate_exception = translate; }
 
 void detail::translate_raised() {
   if (auto* translate = translate_exception.load()) translate();

@@ -244,7 +244,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
         const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told) && has_memory(t);
         const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
         trace_.storages[s].name = name;
-        raw_[s] = makes_raw(op);
+        raw_[s] = makes_uninitialized(op);
         if (contents_[s] == contents::hollow) let_go(storage_of(t));
         if (contents_[s] == contents::kept) {
           hide(storage_of(t));

@@ -196,7 +196,7 @@ void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& st
     return list;
   };
   const auto a = in(made_up), b = in(real);
-  if (!std::equal(a.begin(), a.end(), b.begin(), b.end(), same_places)) distrust_results(c.op);
+  if (!std::equal(a.begin(), a.end(), b.begin(), b.end(), same_places)) require_kernel_geometry(c.op);
 }
 
 bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {

@@ -292,7 +292,7 @@ void call_log::give_back_constants(const std::vector<traced_call>& calls) {
   std::unordered_set<const c10::StorageImpl*> stay;  // held by the module, or filled by hand
   for (const auto& c : calls_)
     each_tensor(c.results, [&](const at::Tensor& t, int) {
-      if (t.has_storage() && (makes_raw(c.op) || held_by_python(t))) stay.insert(storage_of(t));
+      if (t.has_storage() && (makes_uninitialized(c.op) || held_by_python(t))) stay.insert(storage_of(t));
     });
   bytes_t freed = 0;
   for (const auto& c : calls_) {

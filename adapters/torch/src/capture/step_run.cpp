@@ -192,7 +192,7 @@ bool step_run::add_kept(trace& t) {
 
 namespace remat::pytorch {
 
-void when_held(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>&, const std::vector<at::Tensor>&)) {
+void set_holder_query(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>&, const std::vector<at::Tensor>&)) {
   detail::who_holds = held;
 }
 

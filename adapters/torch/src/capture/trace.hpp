@@ -47,7 +47,7 @@ struct traced_call {
   std::shared_ptr<const traced_call> planned = nullptr;
   std::vector<index_t> positions = {};  ///< slots of these lists; empty in the backward, which uses the lists of the forward
   bool told = false;                    ///< the masks are known before the step: nothing has to run ahead
-  std::string line = {};                ///< line of the module's code, see `when_recorded`
+  std::string line = {};                ///< line of the module's code, see `set_source_line_callback`
   bool assumed = false;                 ///< in the backward: the plan assumes that the operand, a value of the forward, is zero
   std::vector<int> numbers = {};        ///< arguments that may be other numbers in each step; nothing else depends on them
 };
@@ -55,9 +55,9 @@ struct traced_call {
 /// Returns the line of the module's code that calls an operator; null: not available.
 extern std::string (*line_of_caller)();
 
-/// Call this in the handler of an exception that is not rethrown, once its text is not needed: see `when_caught`.
+/// Call this in the handler of an exception that is not rethrown, once its text is not needed: see `on_exception_caught`.
 void forget_caught();
-/// Call this in the handler of an exception of a backward that is rethrown: see `when_raised`.
+/// Call this in the handler of an exception of a backward that is rethrown: see `on_backward_exception`.
 void translate_raised();
 
 /// True if the call only checks: it raises an error or does nothing, such as `_linalg_check_errors`.

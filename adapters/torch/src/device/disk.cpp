@@ -110,7 +110,7 @@ block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves) {
   return {std::make_shared<memory_of_caller>(t.storage(), leaves), offset, bytes};
 }
 
-std::vector<bool> let_go_of(const std::vector<at::Tensor>& read) {
+std::vector<bool> tensors_to_evict(const std::vector<at::Tensor>& read) {
   std::vector<bool> leave(read.size(), false);
   if (std::none_of(read.begin(), read.end(), on_a_disk)) return leave;
   auto room = host_free() / 2;  // the other half is for the steps
@@ -123,7 +123,7 @@ std::vector<bool> let_go_of(const std::vector<at::Tensor>& read) {
 }
 
 copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& weights) {
-  const auto leave = let_go_of(weights);
+  const auto leave = tensors_to_evict(weights);
   const bool cold = std::find(leave.begin(), leave.end(), true) != leave.end();
   std::vector<at::Tensor> sample;
   bytes_t largest = 0, total = 0;

@@ -32,7 +32,7 @@ block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves);
 /// fit.
 /// @param read the tensors, in the order of their reads
 /// @return per tensor: its pages leave the cache as soon as they have been read
-std::vector<bool> let_go_of(const std::vector<at::Tensor>& read);
+std::vector<bool> tensors_to_evict(const std::vector<at::Tensor>& read);
 
 /// The share of a measured rate that plans rely on. Links of an accelerator are steady; copying threads and disks have other
 /// work.

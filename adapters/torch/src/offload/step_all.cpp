@@ -22,7 +22,7 @@ void states_on_disk::stepper::step_all() {
   for (const auto& group : whose_.all)
     for (const auto& p : group.params())
       if (p.grad().defined()) list.push_back({p, &group});
-  look_around();
+  check_free_memory();
   settle(list);
   disk_traffic traffic;
   const auto all = list.size();
@@ -55,7 +55,7 @@ void states_on_disk::stepper::drain(disk_traffic& traffic) {
 }
 
 /// Finds out whether memory is short (no room for a second copy of the weights). If so, sessions give back idle memory.
-void states_on_disk::stepper::look_around() {
+void states_on_disk::stepper::check_free_memory() {
   if (!disk_) return;
   bytes_t weights = 0;
   for (const auto& group : whose_.all)
@@ -145,7 +145,7 @@ void states_on_disk::stepper::settle(some all) {
         if (movable(made) && !disk_->holds(made)) elsewhere.push_back(std::move(made));
   std::map<const void*, std::vector<at::Tensor>> rooms;
   for (const auto& t : all)
-    if (whose_.of.find(t.key()) == whose_.of.end() && rooms_.find(t.key()) == rooms_.end()) rooms[t.key()] = rehearse(t);
+    if (whose_.of.find(t.key()) == whose_.of.end() && rooms_.find(t.key()) == rooms_.end()) rooms[t.key()] = probe_states(t);
   wanted = elsewhere;
   for (const auto& [key, like] : rooms)
     for (const auto& t : like)
@@ -166,7 +166,7 @@ void states_on_disk::stepper::settle(some all) {
 
 /// Steps a parameter like this one, to see which states the optimizer makes.
 /// @return tensors without memory for the states that a disk can hold; undefined tensors for other states
-std::vector<at::Tensor> states_on_disk::stepper::rehearse(const todo& t) const {
+std::vector<at::Tensor> states_on_disk::stepper::probe_states(const todo& t) const {
   auto twin = at::zeros_like(t.p.detach());
   twin.requires_grad_();
   twin.mutable_grad() = at::zeros_like(t.p.detach());

@@ -97,7 +97,7 @@ void states_on_disk::stepper::step_now(const todo& t) {
     apply({&t, 1});
   } else {
     if (!traffic_) {
-      look_around();
+      check_free_memory();
       traffic_ = std::make_unique<disk_traffic>();
       last_.reset();
     }

@@ -65,7 +65,7 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
   };
   using some = std::span<const todo>;
 
-  void look_around();
+  void check_free_memory();
   void check() const {
     if (failure_) throw copy_failed(*failure_);
   }
@@ -75,7 +75,7 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
   }
   void drain(disk_traffic& traffic);
   void settle(some all);
-  std::vector<at::Tensor> rehearse(const todo& t) const;
+  std::vector<at::Tensor> probe_states(const todo& t) const;
   some parcel(some rest) const;
   std::vector<at::Tensor> homes(const todo& t) const;
   std::vector<at::Tensor> held(some of) const;

@@ -27,8 +27,8 @@ problem with_room_after_forward(const problem& p, std::size_t loss, bytes_t byte
 /// Searches schedules under a bound on the bytes that a step holds from its forward to its backward.
 class bounded_search {
  public:
-  bounded_search(const setup& s, const search_options& o, std::size_t steps)
-      : setup_(s),
+  bounded_search(const captured_step& s, const search_options& o, std::size_t steps)
+      : step_(s),
         options_(o),
         steps_(steps),
         with_copies_(s.far.memory && o.copies),
@@ -41,13 +41,13 @@ class bounded_search {
   /// @param working further bytes for computing
   /// @return null if no schedule is found
   std::shared_ptr<plan> find(bytes_t held, bytes_t working) {
-    const auto p = with_room_after_forward(p_, setup_.step->loss, working);
+    const auto p = with_room_after_forward(p_, step_.step->loss, working);
     const auto r = options_.solver(p, p.held_bytes() + held + working, limits_, options_.watch);
     if (!r.found()) return nullptr;
-    auto made = lay_out_plan(setup_, r.schedule, max_bytes, true);
+    auto made = lay_out_plan(step_, r.schedule, max_bytes, true);
     made->found.solver = r.solver;
-    made->found.bound = setup_.store_all->found.bound;
-    if (!with_copies_ || made->run->far_bytes() * static_cast<bytes_t>(steps_) <= setup_.far.memory->limit()) return made;
+    made->found.bound = step_.store_all->found.bound;
+    if (!with_copies_ || made->run->far_bytes() * static_cast<bytes_t>(steps_) <= step_.far.memory->limit()) return made;
     with_copies_ = false;
     p_ = without_sends(p_);
     return find(held, working);
@@ -56,7 +56,7 @@ class bounded_search {
   static constexpr int rounds = 6;
 
  private:
-  const setup& setup_;
+  const captured_step& step_;
   const search_options& options_;
   const std::size_t steps_;
   bool with_copies_;
@@ -66,7 +66,8 @@ class bounded_search {
 
 }  // namespace
 
-std::shared_ptr<const plan> plan_in_flight(const setup& s, bytes_t available, std::size_t steps, const search_options& o) {
+std::shared_ptr<const plan> plan_in_flight(const captured_step& s, bytes_t available, std::size_t steps,
+                                           const search_options& o) {
   const auto begin = clock::now();
   const auto& all = s.all_in_flight;
   if (bytes_in_flight(*all->run, steps) <= available) return all;

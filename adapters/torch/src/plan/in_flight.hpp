@@ -19,6 +19,6 @@ inline bytes_t bytes_in_flight(const execution_plan& p, std::size_t steps) {
 /// the plan found that holds the least, or else `all_in_flight`. Both exceed `available`.
 /// @param s     with `all_in_flight` set
 /// @param steps >= 1
-std::shared_ptr<const plan> plan_in_flight(const setup& s, bytes_t available, std::size_t steps, const search_options& o);
+std::shared_ptr<const plan> plan_in_flight(const captured_step& s, bytes_t available, std::size_t steps, const search_options& o);
 
 }  // namespace remat::pytorch

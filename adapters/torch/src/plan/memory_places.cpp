@@ -113,7 +113,7 @@ void memory_planner::finish() {
   for (std::size_t k = 0; k < plan_.given.size(); ++k) {
     const auto of = [&](const planned_move& m) { return m.slot == program_().parameters[k]; };
     const auto last = std::find_if(plan_.moves.rbegin(), plan_.moves.rend(), of);
-    if (plan_.given[k] && last != plan_.moves.rend()) last->before_its_step = true;
+    if (plan_.given[k] && last != plan_.moves.rend()) last->last_fetch_before_update = true;
   }
   for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
   std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;

@@ -31,7 +31,7 @@ bytes_t execution_plan::outside_bytes() const { return data_->outside; }
 std::size_t execution_plan::operations() const { return data_->steps.size(); }
 std::size_t execution_plan::recomputed() const { return data_->recomputed; }
 const program& execution_plan::step() const { return *data_->step; }
-const std::string& execution_plan::moves_because() const { return data_->moving_because; }
+const std::string& execution_plan::why_addresses_move() const { return data_->moving_because; }
 bool execution_plan::placed() const { return !data_->by_allocator; }
 const execution_plan::reads& execution_plan::read_in_backward() const { return data_->reads; }
 

@@ -42,13 +42,13 @@ struct placed_call {
 /// A copy of a value: to far memory, back from far memory, or from the caller's memory (a fetch).
 struct planned_move {
   index_t value = none, buffer = none;
-  bytes_t bytes = 0;                ///< size of the copy: bytes of the value, rounded up
-  bytes_t far = 0;                  ///< offset in far memory
-  index_t brings = none;            ///< the move to far memory whose bytes it brings back, or none
-  index_t slot = none;              ///< slot of the caller's tensor that it fetches, or none; neither this nor `brings`: it sends
-  index_t gradient = none;          ///< parameter whose gradient it sends to the caller's memory, or none
-  bool before_its_step = false;     ///< last fetch of a weight with a given gradient: its receiver may step the weight soon
-  std::vector<index_t> after = {};  ///< moves that must be done before it begins
+  bytes_t bytes = 0;        ///< size of the copy: bytes of the value, rounded up
+  bytes_t far = 0;          ///< offset in far memory
+  index_t brings = none;    ///< the move to far memory whose bytes it brings back, or none
+  index_t slot = none;      ///< slot of the caller's tensor that it fetches, or none; neither this nor `brings`: it sends
+  index_t gradient = none;  ///< parameter whose gradient it sends to the caller's memory, or none
+  bool last_fetch_before_update = false;  ///< last fetch of a weight with a given gradient: its receiver may step the weight soon
+  std::vector<index_t> after = {};        ///< moves that must be done before it begins
 };
 
 /// A move begins (`wait` false), or the following work waits for its end.

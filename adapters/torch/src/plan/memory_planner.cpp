@@ -74,7 +74,7 @@ std::unique_ptr<execution_plan::data> memory_planner::run(layout_options o, byte
   copy_given(role::input, 0);
   std::vector<bool> has_run(program_().nodes.size(), false);
   plan_.saves.resize(program_().nodes.size());
-  plan_.given = given_early(program_());
+  plan_.given = has_early_gradient(program_());
   plan_.leaves.resize(program_().parameters.size(), none);
   for (const auto k : leaving_gradients(program_()))
     leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = static_cast<index_t>(k);

@@ -55,7 +55,7 @@ struct bound_tensors {
 };
 
 /// All that is known of one kind of inputs.
-struct setup {
+struct captured_step {
   std::shared_ptr<usage> outputs;
   std::vector<output_use> uses;                ///< per output: the use that the step was captured for
   std::shared_ptr<const bound_tensors> bound;  ///< tensors of the module in the last step
@@ -81,14 +81,14 @@ struct setup {
   bytes_t plain_peak = 0;  ///< of the eager step, beyond the bytes held before it
   bytes_t copy_bytes = 0;  ///< copies of written tensors for a second forward, and results of calls that run in following
   double capture_seconds = 0;
-  bool warned = false;                    ///< the user was warned that it exceeds the budget
-  bool new_path = false;                  ///< its forward took a path that was not planned before, so the first search is short
-  std::shared_ptr<setup> adding, giving;  ///< the same step as `accumulating` or `giving`, made on demand
-  std::atomic<bool> given_early = false;  ///< it is the `giving` variant
-  std::shared_ptr<const detail::trace> sums;  ///< recording whose sums of gradients can be split into summands; null: none
-  std::shared_ptr<setup> summands;            ///< the same step with gradients as summands, made on demand
-  bool in_summands = false;                   ///< it is the variant with summands
-  std::uint64_t last_used = 0;                ///< number of the session's step in which it was last used
+  bool warned = false;    ///< the user was warned that it exceeds the budget
+  bool new_path = false;  ///< its forward took a path that was not planned before, so the first search is short
+  std::shared_ptr<captured_step> adding, giving;  ///< the same step as `accumulating` or `giving`, made on demand
+  std::atomic<bool> has_early_gradient = false;   ///< it is the `giving` variant
+  std::shared_ptr<const detail::trace> sums;      ///< recording whose sums of gradients can be split into summands; null: none
+  std::shared_ptr<captured_step> summands;        ///< the same step with gradients as summands, made on demand
+  bool in_summands = false;                       ///< it is the variant with summands
+  std::uint64_t last_used = 0;                    ///< number of the session's step in which it was last used
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by available bytes
   /// Plans in zones, by available bytes and number of steps in flight.
   std::map<std::pair<bytes_t, std::size_t>, std::shared_ptr<const plan>> plans_in_flight;
@@ -103,12 +103,12 @@ struct setup {
   std::atomic<bool> broken = false;           ///< an operator allocated differently from its profile
 
   /// The same step with other treatment of gradients; null: not needed so far.
-  std::array<std::shared_ptr<setup>, 3> variants() const { return {adding, giving, summands}; }
+  std::array<std::shared_ptr<captured_step>, 3> variants() const { return {adding, giving, summands}; }
 };
 
 /// An executor, and what it was made for.
 struct runner {
-  std::shared_ptr<setup> kind;
+  std::shared_ptr<captured_step> kind;
   std::shared_ptr<const plan> what;
   std::unique_ptr<executor> run;
   std::shared_ptr<const bound_tensors> bound;  ///< the tensors that it uses

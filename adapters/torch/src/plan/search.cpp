@@ -66,7 +66,7 @@ class watched_search {
 };
 
 /// Cache key of a plan; nothing if the plan cannot be cached.
-std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const search_options& o, const limits& l) {
+std::optional<std::string> key_of_plan(const captured_step& s, bytes_t available, const search_options& o, const limits& l) {
   using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
   const auto* known = o.solver.target<function>();
   auto solver = known && *known == &solve_by_default ? "automatic" : o.solver_name;
@@ -80,7 +80,7 @@ std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const 
 /// A lower bound on the plan's bytes over all layouts; no layout may reach it.
 bytes_t least_needed(const execution_plan& run) { return run.needed_bytes() - run.arena_bytes() + run.live_peak(); }
 
-std::shared_ptr<const execution_plan> with_layout(const setup& s, const schedule& steps, bool zones, std::size_t tries) {
+std::shared_ptr<const execution_plan> with_layout(const captured_step& s, const schedule& steps, bool zones, std::size_t tries) {
   auto o = s.layouts;
   o.tries = tries;
   if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
@@ -88,14 +88,14 @@ std::shared_ptr<const execution_plan> with_layout(const setup& s, const schedule
 }
 
 /// @param room target in bytes; 0: as few as possible
-std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones, bytes_t room) {
+std::shared_ptr<const execution_plan> with_memory(const captured_step& s, const schedule& steps, bool zones, bytes_t room) {
   auto run = with_layout(s, steps, zones, s.layouts.tries);
   if (s.layouts.tries == 0 && run->needed_bytes() > room && (least_needed(*run) <= room || room == 0))
     run = with_layout(s, steps, zones, layout_options().tries);
   return run;
 }
 
-bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
+bool has_room(const captured_step& s, const execution_plan& run, bytes_t available) {
   return run.needed_bytes() <= available && (!s.far.memory || run.far_bytes() <= s.far.memory->limit());
 }
 
@@ -140,7 +140,7 @@ problem without_sends(const problem& p) {
   return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
 }
 
-std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_t room, bool zones) {
+std::shared_ptr<plan> lay_out_plan(const captured_step& s, const schedule& steps, bytes_t room, bool zones) {
   auto made = std::make_shared<plan>();
   made->steps = steps;
   made->run = with_memory(s, steps, zones, room);
@@ -149,7 +149,7 @@ std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_
   return made;
 }
 
-std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other) {
+std::shared_ptr<const plan> take_over(const captured_step& s, bytes_t available, const captured_step& other) {
   const auto begin = clock::now();
   const auto homes = [](const value& a, const value& b) { return a.starts == b.starts; };
   const auto &mine = s.p.values(), &theirs = other.p.values();
@@ -171,7 +171,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
   return nullptr;
 }
 
-std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o) {
+std::shared_ptr<const plan> glance(const captured_step& s, bytes_t available, const search_options& o) {
   const auto begin = clock::now();
   auto l = o.limits;
   l.seconds = std::min(l.seconds, 0.05);
@@ -188,7 +188,7 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
 namespace {
 
 /// Lays out a cached schedule. Null if it does not fit or is not valid.
-std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const result& earlier) {
+std::shared_ptr<plan> laid_out_again(const captured_step& s, bytes_t available, const result& earlier) {
   try {
     auto made = lay_out_plan(s, earlier.schedule, available);
     if (!has_room(s, *made->run, available)) return nullptr;
@@ -204,7 +204,7 @@ std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const re
 
 /// The planner's memory model overestimates operators that work in place, and does not know fragmentation. So several budgets are
 /// tried, each corrected by the layout of the previous answer. Null if no answer fits.
-std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const search_options& o) {
+std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
@@ -264,7 +264,7 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
 
 }  // namespace
 
-std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
+std::shared_ptr<const plan> search(const captured_step& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
   const auto begin = clock::now();
   const bool brief = o.first_seconds < o.limits.seconds;
   auto first_limits = o.limits;
@@ -311,7 +311,7 @@ std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t he
   return found;
 }
 
-std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
+std::shared_ptr<const plan> leanest(const captured_step& s, const search_options& o) {
   std::lock_guard lock(s.least_mutex);
   if (s.least) return s.least;
   constexpr bytes_t smallest = -1;  // stands for `available` in the key
@@ -344,7 +344,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
   return s.least = least;
 }
 
-[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
+[[noreturn]] void fail_over_budget(const captured_step& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
   const auto store_all = s.store_all->run->needed_bytes();
   const auto smallest =
       held_bytes + std::min(store_all, std::max(least.run->needed_bytes(), least.found.peak - s.p.held_bytes()));

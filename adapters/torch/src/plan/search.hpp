@@ -32,17 +32,17 @@ std::size_t graph_hash(const program& step);
 /// @param room  target in bytes: if steps like `s` are known, the first layout within `room` is taken
 /// @param zones for several steps in flight
 /// @throws bad_schedule if the schedule is not valid for the problem of `s`
-std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_t room, bool zones = false);
+std::shared_ptr<plan> lay_out_plan(const captured_step& s, const schedule& steps, bytes_t room, bool zones = false);
 
 /// The fastest plan whose layout takes at most `available` bytes, from the cache or from the solver. A search that the observer
 /// stopped is not cached. A search that `first_seconds` cut short is cached under its own key.
 /// @param held bytes held before the step begins, for messages
 /// @throws over_budget if no plan is found
-std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held, const search_options& o);
+std::shared_ptr<const plan> search(const captured_step& s, bytes_t available, bytes_t held, const search_options& o);
 
 /// Reuses the schedules of `other` for `s`.
 /// @return the fastest plan that fits, or null
-std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other);
+std::shared_ptr<const plan> take_over(const captured_step& s, bytes_t available, const captured_step& other);
 
 /// The same problem without offloads of values that operations make, except those that must end on another tier.
 problem without_sends(const problem& p);
@@ -52,14 +52,14 @@ problem without_sends(const problem& p);
 schedule fetch_once_schedule(const problem& p);
 
 /// A plan from at most 0.05 s of the solver; null if none is found or it does not fit.
-std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o);
+std::shared_ptr<const plan> glance(const captured_step& s, bytes_t available, const search_options& o);
 
 /// The plan for the smallest budget that bisection finds. It is kept in `s` and in the cache. So a budget that a message called
 /// sufficient stays sufficient, however short a later search is.
-std::shared_ptr<const plan> leanest(const setup& s, const search_options& o);
+std::shared_ptr<const plan> leanest(const captured_step& s, const search_options& o);
 
 /// @param early the search ended before its time limit
 /// @throws over_budget always
-[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held, bool early = false);
+[[noreturn]] void fail_over_budget(const captured_step& s, const plan& least, bytes_t asked, bytes_t held, bool early = false);
 
 }  // namespace remat::pytorch

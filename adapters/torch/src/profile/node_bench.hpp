@@ -46,7 +46,7 @@ class node_bench {
         const auto value = step_.views[o.view].value;
         if (is_number(step_, o.view) || !storage_.count(value) || std::find(made_.begin(), made_.end(), value) != made_.end())
           continue;
-        fill_plausibly(operand_of(o.view));
+        fill_with_safe_values(operand_of(o.view));
       }
     keep_written();
   }
@@ -208,7 +208,7 @@ class node_bench {
       const auto& view = step_.views[r.view];
       const auto& t = tensor_at(stack, r);
       if (t.sizes() != at::IntArrayRef(view.sizes) || !same_strides(t.sizes(), t.strides(), view.strides)) {
-        distrust_results(c.op);
+        require_kernel_geometry(c.op);
         detail::forget_results();
         std::ostringstream text;
         text << c.op.schema().name() << " gives a tensor of sizes " << t.sizes() << " and strides " << t.strides() << " where "

@@ -86,11 +86,11 @@ program giving(const program& step) {
   std::vector<index_t> last_reader(step.values.size(), step.loss);
   for (index_t i = step.loss; i < step.nodes.size(); ++i)
     for (auto v : step.nodes[i].inputs) last_reader[v] = i;
-  return with_each_gradient(step, least_given, give_gradient,
+  return with_each_gradient(step, min_early_gradient_bytes, give_gradient,
                             [&](std::size_t k) { return last_reader[step.slots[step.parameters[k]].value]; });
 }
 
-std::vector<bool> given_early(const program& step) {
+std::vector<bool> has_early_gradient(const program& step) {
   std::vector<bool> given(step.parameters.size(), false);
   for (const auto& n : step.nodes)
     if (n.gives != none) given[n.gives] = true;

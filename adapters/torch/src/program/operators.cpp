@@ -163,7 +163,7 @@ std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& o
   return std::nullopt;
 }
 
-bool makes_raw(const c10::OperatorHandle& op) {
+bool makes_uninitialized(const c10::OperatorHandle& op) {
   const auto& s = op.schema();
   if (s.name().rfind("aten::empty", 0) != 0) return false;
   for (const auto& a : s.arguments())
@@ -171,7 +171,7 @@ bool makes_raw(const c10::OperatorHandle& op) {
   return true;
 }
 
-void fill_plausibly(const at::Tensor& t) {
+void fill_with_safe_values(const at::Tensor& t) {
   at::NoGradGuard no_grad;
   if (!t.is_floating_point() && !t.is_complex()) {
     t.fill_(1);  // pivots, lengths, numbers of classes
@@ -188,7 +188,7 @@ std::unordered_set<c10::OperatorName> distrusted;
 
 }  // namespace
 
-void distrust_results(const c10::OperatorHandle& op) {
+void require_kernel_geometry(const c10::OperatorHandle& op) {
   const std::lock_guard lock(distrusted_mutex);
   distrusted.insert(op.operator_name());
 }

@@ -59,7 +59,7 @@ std::vector<at::Tensor> positions_in(const at::Tensor& mask, const c10::Operator
 std::optional<c10::OperatorHandle> put_positions(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments,
                                                  const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists);
 /// Makes a tensor without contents.
-bool makes_raw(const c10::OperatorHandle& op);
+bool makes_uninitialized(const c10::OperatorHandle& op);
 /// The variant of an operator that writes its result over tensor argument `argument`, and reads each element before it writes
 /// there: `add_` or `add.out` for `add`. If it has one more argument, that last argument is `out`. It gives the same bits if
 /// operand and result have the same layout.
@@ -85,9 +85,9 @@ inline bool gives_number(const c10::Argument& result) {
 }
 
 /// Fills a tensor for operators that refuse zeros: positive numbers, a well-conditioned matrix if square, ones if integers.
-void fill_plausibly(const at::Tensor& t);
+void fill_with_safe_values(const at::Tensor& t);
 /// Notes that an operator returned another geometry than predicted. From now on only its kernel tells the geometry.
-void distrust_results(const c10::OperatorHandle& op);
+void require_kernel_geometry(const c10::OperatorHandle& op);
 bool distrusts_results(const c10::OperatorHandle& op);
 
 }  // namespace remat::pytorch

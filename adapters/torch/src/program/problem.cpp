@@ -108,7 +108,7 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
     }
     last = i;
   }
-  const auto given = given_early(step);
+  const auto given = has_early_gradient(step);
   for (std::size_t k = 0; k < given.size(); ++k)
     if (!given[k]) targets.push_back(step.views[step.parameter_grads[k]].value);
   for (const auto* views : {&step.input_grads, &step.outputs})

@@ -94,6 +94,6 @@ const std::shared_ptr<region>& executor::arena() const { return state_->memory; 
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
 double executor::waited_seconds() const { return state_->waited; }
-std::size_t executor::held_gifts() const { return state_->held_gifts; }
+std::size_t executor::gradients_still_held() const { return state_->gradients_still_held; }
 
 }  // namespace remat::pytorch

@@ -17,7 +17,7 @@
 #include "../base/views.hpp"
 #include "../plan/memory_plan.hpp"
 #include "captured.hpp"
-#include "lone_draws.hpp"
+#include "repeatable_draws.hpp"
 
 namespace remat::pytorch {
 
@@ -25,7 +25,7 @@ namespace remat::pytorch {
 /// that leave the arena. `replay.cpp` runs the operations. `moves.cpp` copies values to and from far memory.
 struct executor::state {
   /// A call ready to run.
-  struct bound_call {
+  struct prepared_call {
     const call* what = nullptr;
     std::vector<c10::IValue> stack;  ///< arguments; tensors from outside are put in when they are known
     c10::DispatchKeySet keys;
@@ -33,8 +33,8 @@ struct executor::state {
     bool writes_lists = false;
   };
 
-  struct bound_step {
-    std::vector<bound_call> calls;
+  struct prepared_step {
+    std::vector<prepared_call> calls;
     std::vector<std::pair<at::Tensor, at::Tensor>> copies;  ///< {from, to}, as bytes; undefined where not known yet
     std::vector<planned_block> blocks;
   };
@@ -113,9 +113,9 @@ struct executor::state {
   };
 
   /// Argument lists of step `i`, with all tensors that lie in the arena.
-  bound_step prepare(std::size_t i);
+  prepared_step prepare(std::size_t i);
 
-  void put_numbers(bound_call& c) const {
+  void put_numbers(prepared_call& c) const {
     for (const auto& [at, which] : c.what->numbers) {
       const auto k = static_cast<std::size_t>(at);
       c.stack[k] = which < numbers.size() ? c10::IValue(numbers[which]) : c.what->arguments[k];
@@ -224,7 +224,7 @@ struct executor::state {
   /// Makes later kernels wait for all copies that touch the arena.
   void let_moves_end();
 
-  void execute(bound_call& c, const placed_call& planned);
+  void execute(prepared_call& c, const placed_call& planned);
 
   void hold(const location& l, const c10::Storage& s);
 
@@ -251,7 +251,7 @@ struct executor::state {
   far_memory far;
   std::shared_ptr<region> beyond;             ///< reserved part of far memory
   std::vector<ticket> moving;                 ///< per move, in the current step
-  bytes_t home_bytes = 0;                     ///< bytes of the gradients that leave
+  bytes_t host_gradient_bytes = 0;            ///< bytes of the gradients that leave
   std::vector<bytes_t> home_offsets;          ///< per parameter
   std::vector<std::size_t> leaving;           ///< parameters whose gradients leave, in the order of their moves
   std::vector<std::vector<index_t>> fetches;  ///< per parameter whose gradient leaves: its fetches
@@ -264,13 +264,13 @@ struct executor::state {
   std::atomic<double> waited = 0;                  ///< time of waits for moves, s; other threads read it, too
   ticket ended;                                    ///< end of the work given to the device so far
   std::unique_ptr<placement> allocations;
-  std::vector<bound_step> steps;
+  std::vector<prepared_step> steps;
   std::map<location, std::vector<socket>> sockets;   ///< by `outer` location
   std::vector<place> places;                         ///< per slot
   std::vector<std::optional<c10::Storage>> outside;  ///< per buffer
   std::vector<random> before_draw, after_draw;       ///< per node: state around the draw of its first run
   random phases[2];
-  lone_draws lone;
+  repeatable_draws lone;
   std::vector<at::Tensor> given;                                    ///< per slot: copy of the caller's tensor; undefined: none
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> lent_out;  ///< with fixed addresses: storages the caller got
   std::optional<step_graphs> graphs;
@@ -279,7 +279,7 @@ struct executor::state {
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< of the last forward
-  std::atomic<std::size_t> held_gifts = 0;
+  std::atomic<std::size_t> gradients_still_held = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< cache during `prepare_all`
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< likewise, by buffer and view
 };

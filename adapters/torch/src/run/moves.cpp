@@ -9,9 +9,9 @@
 namespace remat::pytorch {
 
 void executor::state::find_home() {
-  if (home_bytes == 0) return;
+  if (host_gradient_bytes == 0) return;
   const auto idle = std::find_if(homes.begin(), homes.end(), [](const auto& r) { return r.use_count() == 1; });
-  home = idle != homes.end() ? *idle : homes.emplace_back(homes_in->reserve(home_bytes));
+  home = idle != homes.end() ? *idle : homes.emplace_back(homes_in->reserve(host_gradient_bytes));
 }
 
 at::Tensor executor::state::at_home(std::size_t i) {
@@ -49,7 +49,7 @@ void executor::state::begin(index_t k) {
 
 block executor::state::in_memory_of_caller(const planned_move& m) const {
   const auto& t = homes_of_weights.at(m.slot);
-  return home_of(t, byte_offset(t) - step.slots[m.slot].offset, m.bytes, leaves[m.slot] && !m.before_its_step);
+  return home_of(t, byte_offset(t) - step.slots[m.slot].offset, m.bytes, leaves[m.slot] && !m.last_fetch_before_update);
 }
 
 void executor::state::look_at_homes() {
@@ -60,7 +60,7 @@ void executor::state::look_at_homes() {
     if (!t.defined() || !t.is_alias_of(slots[k])) t = slots[k].detach();
     read.push_back(t);
   }
-  const auto leave = let_go_of(read);
+  const auto leave = tensors_to_evict(read);
   leaves.assign(step.slots.size(), false);
   for (std::size_t i = 0; i < fetched.size(); ++i) leaves[fetched[i]] = leave[i];
 }

@@ -34,8 +34,8 @@ executor::state::state(std::shared_ptr<const execution_plan> p, bindings b, devi
   home_offsets.resize(data.leaves.size());
   for (std::size_t i = 0; i < data.leaves.size(); ++i) {
     if (data.leaves[i] == none) continue;
-    home_offsets[i] = home_bytes;
-    home_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // aligned as the device needs
+    home_offsets[i] = host_gradient_bytes;
+    host_gradient_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // aligned as the device needs
     leaving.push_back(i);
   }
   std::sort(leaving.begin(), leaving.end(), [&](auto x, auto y) { return data.leaves[x] < data.leaves[y]; });
@@ -98,9 +98,9 @@ void executor::state::prepare_all() {
   tensors.clear();
 }
 
-executor::state::bound_step executor::state::prepare(std::size_t i) {
+executor::state::prepared_step executor::state::prepare(std::size_t i) {
   const auto& planned = data.steps[i];
-  bound_step s;
+  prepared_step s;
   for (std::size_t k = 0; k < planned.copies.size(); ++k) {
     const auto& [from, to] = planned.copies[k];
     s.copies.push_back({copy_side(from, i, k, 0), copy_side(to, i, k, 1)});
@@ -108,7 +108,7 @@ executor::state::bound_step executor::state::prepare(std::size_t i) {
   for (std::size_t k = 0; k < planned.calls.size(); ++k) {
     const auto& c = planned.calls[k];
     std::size_t next = 0;
-    bound_call b{c.what, {}, {}, nullptr, facts(c.what->op).writes_lists};
+    prepared_call b{c.what, {}, {}, nullptr, facts(c.what->op).writes_lists};
     for (const auto& o : c.what->operands) {
       const auto& l = c.operands[next++];
       if (planned.again && left_out(*c.what, o.at)) continue;

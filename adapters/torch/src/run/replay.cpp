@@ -45,7 +45,7 @@ void executor::state::give(const gift& g, receiver& to) {
 
 void executor::state::move_out(const gift& g, const c10::Storage& storage) {
   if (!in_arena(g.at) || storage.use_count() == 1) return;
-  ++held_gifts;
+  ++gradients_still_held;
   if (!g.copy) move_to_own_memory(storage);
 }
 
@@ -144,7 +144,7 @@ void executor::state::compute(std::size_t i) {
                       ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
 }
 
-void executor::state::execute(bound_call& c, const placed_call& planned) {
+void executor::state::execute(prepared_call& c, const placed_call& planned) {
   result = c.stack;
   if (c.writes_lists) own_lists(result);
   if (c.kernel == nullptr) {
@@ -161,7 +161,7 @@ void executor::state::execute(bound_call& c, const placed_call& planned) {
     const auto& l = planned.results[k];
     const auto& t = tensor_at(result, r);
     if (t.sizes() != at::IntArrayRef(step.views[r.view].sizes)) {
-      distrust_results(c.what->op);
+      require_kernel_geometry(c.what->op);
       throw plan_broken("remat: " + c.what->op.schema().name() +
                         " gave a tensor of another size than it was planned with. The next step is recorded anew");
     }

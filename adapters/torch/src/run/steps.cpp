@@ -56,7 +56,7 @@ executor::gradients executor::state::backward(const std::vector<at::Tensor>& out
   const landing at_exit{*this};  // runs after the working memory is given back
   const c10::DeviceGuard guard(on.which());
   receiver gets{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
-  held_gifts = 0;
+  gradients_still_held = 0;
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);

@@ -28,7 +28,7 @@ std::uint64_t number_of_thread() {
 
 }  // namespace
 
-pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& inputs) const {
+pytorch::report accounts::held(const captured_step& s, const std::vector<at::Tensor>& inputs) const {
   pytorch::report r;
   r.parameters = s.parameter_bytes;
   r.buffers = s.buffer_bytes + s.copy_bytes;
@@ -92,9 +92,9 @@ void accounts::called() {
   if (threads_.size() > most_known) threads_.erase(threads_.begin());
 }
 
-void accounts::meets(const setup& s) { largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes()); }
+void accounts::meets(const captured_step& s) { largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes()); }
 
-void accounts::begins(const std::shared_ptr<setup>& kind) {
+void accounts::begins(const std::shared_ptr<captured_step>& kind) {
   if (in_flight() == 0) {
     last_ = std::exchange(seen_, 0);
     kinds_.clear();
@@ -103,7 +103,7 @@ void accounts::begins(const std::shared_ptr<setup>& kind) {
   seen_ = std::max(seen_, in_flight() + 1);
 }
 
-bytes_t accounts::least_of_last_time() const {
+bytes_t accounts::least_of_last_step() const {
   bytes_t held = 0, one = 0;
   std::size_t begun = 0;
   for (const auto& [kind, steps] : kinds_) {

@@ -28,7 +28,7 @@ class accounts {
       : options_(options), parameters_(parameters) {}
 
   /// Bytes that are held with any plan, without gradients.
-  pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const;
+  pytorch::report held(const captured_step& s, const std::vector<at::Tensor>& inputs) const;
   /// Bytes of existing gradients, without gradients in arenas that are counted as a whole. If several threads call the model: of
   /// all gradients that may exist. On a new thread: the previous answer.
   bytes_t gradients();
@@ -37,17 +37,17 @@ class accounts {
     return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
   }
   /// Notes a kind of steps. Budgets relative to the plain step count the bytes of its store-all plan.
-  void meets(const setup& s);
+  void meets(const captured_step& s);
   /// Notes a call of the model on this thread, which may become a step.
   void called();
   /// True if several threads begin steps in turn. Each may read and replace gradients while another begins a step.
   bool several_threads() const { return alternating_ > 0; }
   std::size_t in_flight() const;
   /// A step begins. Notes how many steps of each kind are in flight at a time. The count starts anew when none is in flight.
-  void begins(const std::shared_ptr<setup>& kind);
+  void begins(const std::shared_ptr<captured_step>& kind);
   /// Call this while no step is in flight. The fewest bytes that the steps of the last time need, as far as their leanest plans
   /// are known; 0 if they were not all in flight at once.
-  bytes_t least_of_last_time() const;
+  bytes_t least_of_last_step() const;
   /// The largest number of steps in flight, the last time or now.
   std::size_t at_a_time() const { return std::max({std::size_t{1}, learned(), in_flight()}); }
   /// As `at_a_time`, including a step that is about to begin.
@@ -113,14 +113,14 @@ class accounts {
 
   const wrap_options& options_;
   const std::vector<named_tensor>& parameters_;
-  std::size_t last_ = 0, seen_ = 0;                      ///< steps in flight at a time: the last time; this time so far
-  std::map<std::shared_ptr<setup>, std::size_t> kinds_;  ///< steps of this time that have begun, by kind
-  bytes_t gradients_ = 0;                                ///< see `gradients`
-  std::vector<std::uint64_t> threads_;                   ///< numbers of calling threads, the last caller at the end
-  int alternating_ = 0;                                  ///< calls on one thread until steps count as single-threaded
-  pytorch::device* device_ = nullptr;                    ///< of the last step
-  bytes_t for_tensors_ = 0;                              ///< bytes that an accelerator has for tensors; 0 on the host
-  std::vector<std::weak_ptr<region>> retired_;           ///< arenas that only gradients keep alive
+  std::size_t last_ = 0, seen_ = 0;                              ///< steps in flight at a time: the last time; this time so far
+  std::map<std::shared_ptr<captured_step>, std::size_t> kinds_;  ///< steps of this time that have begun, by kind
+  bytes_t gradients_ = 0;                                        ///< see `gradients`
+  std::vector<std::uint64_t> threads_;                           ///< numbers of calling threads, the last caller at the end
+  int alternating_ = 0;                                          ///< calls on one thread until steps count as single-threaded
+  pytorch::device* device_ = nullptr;                            ///< of the last step
+  bytes_t for_tensors_ = 0;                                      ///< bytes that an accelerator has for tensors; 0 on the host
+  std::vector<std::weak_ptr<region>> retired_;                   ///< arenas that only gradients keep alive
 };
 
 }  // namespace remat::pytorch

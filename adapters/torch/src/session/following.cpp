@@ -26,15 +26,16 @@ bool try_again(const usage& outputs) { return std::has_single_bit(outputs.plain 
 
 }  // namespace
 
-bool session::state::same_forward(const setup& a, const setup& b) {
+bool session::state::same_forward(const captured_step& a, const captured_step& b) {
   const auto &x = *a.forward->recorded, &y = *b.forward->recorded;
   return x.backward == y.backward && x.output_tensors == y.output_tensors && x.results == y.results &&
          detail::common_calls(x, y) == x.backward && detail::same_outside(x, y);
 }
 
-std::vector<std::shared_ptr<setup>> session::state::followable(const usage& outputs, const std::vector<output_use>& uses) const {
-  std::vector<std::shared_ptr<setup>> list;
-  for (const auto& [name, s] : setups)
+std::vector<std::shared_ptr<captured_step>> session::state::followable(const usage& outputs,
+                                                                       const std::vector<output_use>& uses) const {
+  std::vector<std::shared_ptr<captured_step>> list;
+  for (const auto& [name, s] : captured_steps)
     if (s->outputs.get() == &outputs && s->forward && !s->broken) list.push_back(s);
   std::sort(list.begin(), list.end(), [&](const auto& a, const auto& b) {
     const bool x = a->uses == uses, y = b->uses == uses;
@@ -116,7 +117,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     return record_step(call, inputs, std::move(b.inputs), outputs, uses, [&](detail::step_run& run) {
       run = std::move(f.fresh->run);
       if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
-      return setup_of_path(f.fresh->recorded, *like, of, run);
+      return step_of_path(f.fresh->recorded, *like, of, run);
     });
   b.returned = std::move(f.returned);
   if (!f.which) return b;
@@ -146,7 +147,7 @@ void session::state::warn_beyond(bytes_t bytes, const char* before, const char* 
   if (bytes > 0 && beyond > 0 && warned_.insert(before).second) warn(before + format_bytes(beyond) + behind);
 }
 
-void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s,
+void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
                                const std::shared_ptr<usage>& outputs, std::size_t ahead) {
   const auto kind = [&](const auto& u) {
     return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get(), s->bound->of), 0, b.graph.get());
@@ -166,16 +167,15 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
               " beyond the budget when they run ahead of the plan");
 }
 
-session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                       std::vector<at::Tensor> origins, const std::shared_ptr<usage>& outputs,
-                                                       const std::vector<output_use>& uses,
-                                                       const std::function<std::shared_ptr<setup>(detail::step_run&)>& make,
-                                                       bool trial) {
+session::state::begun_step session::state::record_step(
+    const invocation& call, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> origins,
+    const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+    const std::function<std::shared_ptr<captured_step>(detail::step_run&)>& make, bool trial) {
   begun_step b;
   b.inputs = std::move(origins);
   const bool strict = options.strict || elsewhere_ || trial;
   detail::step_run run(strict, options.verify > 0 || trial, !options.graph);
-  std::shared_ptr<setup> s;
+  std::shared_ptr<captured_step> s;
   try {
     s = make(run);
   } catch (const cannot_capture& why) {
@@ -222,8 +222,8 @@ std::shared_ptr<runner> session::state::try_step(const invocation& call, const s
   return record_step(call, inputs, detail::origins_of(inputs), outputs, uses, make, true).r;
 }
 
-std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
-                                                        const std::vector<std::pair<index_t, at::Tensor>>& late) {
+std::shared_ptr<captured_step> session::state::with_late_inputs(const std::shared_ptr<captured_step>& s, std::size_t inputs,
+                                                                const std::vector<std::pair<index_t, at::Tensor>>& late) {
   auto recorded = std::make_shared<detail::trace>(*s->forward->recorded);
   auto next = std::max(inputs, recorded->input_grads.size());
   for (const auto& [k, t] : late) {
@@ -235,11 +235,11 @@ std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<se
     recorded->input_sums.emplace_back();
     recorded->input_edges.push_back(0);
   }
-  auto made = setup_from(recorded, *s, s->bound->of);
+  auto made = step_from(recorded, *s, s->bound->of);
   forget(s);
-  const auto at = std::find_if(setups.begin(), setups.end(), [&](const auto& x) { return x.second == s; });
-  const auto name = at != setups.end() ? at->first : "followed " + std::to_string(++recorded_);
-  if (at != setups.end()) setups.erase(at);
+  const auto at = std::find_if(captured_steps.begin(), captured_steps.end(), [&](const auto& x) { return x.second == s; });
+  const auto name = at != captured_steps.end() ? at->first : "followed " + std::to_string(++recorded_);
+  if (at != captured_steps.end()) captured_steps.erase(at);
   keep(name, made);
   log("tensors that the module makes anew in each step are inputs of the plan from now on: " + std::to_string(late.size()));
   return made;

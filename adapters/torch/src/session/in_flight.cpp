@@ -37,7 +37,7 @@ struct room_in_flight {
 }  // namespace
 
 /// Provides working memory, and a store-all plan in zones.
-void session::state::share_memory(setup& s) {
+void session::state::share_memory(captured_step& s) {
   auto& tier = device_for(s).memory();
   if (!memory.working || &memory.working->of() != &tier) memory.working = std::make_shared<working_memory>(tier);
   if (s.all_in_flight) return;
@@ -50,7 +50,7 @@ void session::state::share_memory(setup& s) {
   memory.largest_working = std::max(memory.largest_working, all->run->needed_bytes() - held);
 }
 
-std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<setup>& s) {
+std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<captured_step>& s) {
   const auto idle = [](const runner& r) { return !r.run->in_flight(); };
   if (std::any_of(memory.runners.begin(), memory.runners.end(), [&](const auto& r) { return idle(*r) && !r->what->zones; }))
     release();
@@ -99,7 +99,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
   else  // a plan for fewer steps may do for one more
     for (const auto& [made_for, p] : known)
       if (room.fits(*p->run, 1) && (!what || p->found.seconds < what->found.seconds)) what = p;
-  if (const auto least = memory.least_of_last_time(); learned && memory.in_flight() == 0 && least > room.all) {
+  if (const auto least = memory.least_of_last_step(); learned && memory.in_flight() == 0 && least > room.all) {
     const auto needed = most + least - room.all;
     throw over_budget("budget of " + std::to_string(most) + " bytes (" + format_bytes(most) + "): no plan is known for " +
                           std::to_string(room.steps) + " calls in flight before a backward, as there were the last time. " +

@@ -41,7 +41,7 @@ far_memory& session::state::far_for(pytorch::device& on) {
   return pinned_[name] = on_host(on.which(), options.host_budget.value_or(max_bytes));
 }
 
-void session::state::complete(setup& s) {
+void session::state::complete(captured_step& s) {
   auto& on = device_for(s);
   memory.on(on);
   for (const auto& n : s.step->nodes)
@@ -60,7 +60,7 @@ void session::state::complete(setup& s) {
   if (!options.device && !relative && !s.new_path) log("measuring the operators of a step for " + s.inputs);
   std::vector<profiled_program> like;
   if (relative) like.push_back({relative->step.get(), &relative->profiles});
-  for (const auto& other : s.new_path && !relative ? kinds() : std::vector<std::shared_ptr<setup>>())
+  for (const auto& other : s.new_path && !relative ? kinds() : std::vector<std::shared_ptr<captured_step>>())
     like.push_back({other->step.get(), &other->profiles});
   s.profiles = options.device ? estimate(*s.step, options.device) : profile(*s.step, options.profile, like);
   auto& far = far_for(on);
@@ -119,7 +119,7 @@ void session::state::complete(setup& s) {
   log(text.str());
 }
 
-std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by(const setup& s) const {
+std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by(const captured_step& s) const {
   std::pair<std::vector<bool>, std::vector<at::Tensor>> found;
   if (!options.fetched && !options.steps_on) return found;
   auto& [values, weights] = found;
@@ -134,7 +134,8 @@ std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by
   return found;
 }
 
-problem session::state::fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights) {
+problem session::state::fetching_problem(captured_step& s, const std::vector<bool>& fetched,
+                                         const std::vector<at::Tensor>& weights) {
   auto& far = far_for(device_for(s));
   if (!far.in) far.in = host_link();
   s.far.in = far.in;
@@ -165,10 +166,10 @@ std::vector<double> session::state::beside_copies(const program& step, std::vect
   return seconds;
 }
 
-std::shared_ptr<const setup> session::state::sibling(const setup& s, bool planned) const {
-  std::shared_ptr<const setup> nearest;
+std::shared_ptr<const captured_step> session::state::sibling(const captured_step& s, bool planned) const {
+  std::shared_ptr<const captured_step> nearest;
   if (options.new_shapes != new_shape::nearest) return nearest;
-  auto size = [](const setup& x) {
+  auto size = [](const captured_step& x) {
     double sum = 0;
     for (const auto& v : x.step->values) sum += static_cast<double>(v.bytes);
     return sum;

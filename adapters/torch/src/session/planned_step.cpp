@@ -34,7 +34,7 @@ bool has_one_use(const program& step) {
 
 /// @param of_module parameters and buffers of the module
 /// @param written   tensors that the step may change
-verification::names verified_names(const setup& s, const std::vector<named_tensor>& of_module,
+verification::names verified_names(const captured_step& s, const std::vector<named_tensor>& of_module,
                                    const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& written) {
   const auto name_of = [&](const at::Tensor& t) {
     for (const auto& named : of_module)
@@ -78,10 +78,11 @@ std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& output
 
 }  // namespace
 
-std::shared_ptr<setup> session::state::same_step(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                 const setup& first, const std::vector<output_use>& uses,
-                                                 const detail::kept_graph* graph, const std::shared_ptr<const module_tensors>& of,
-                                                 const std::vector<at::Tensor>& leaves) {
+std::shared_ptr<captured_step> session::state::same_step(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                         const captured_step& first, const std::vector<output_use>& uses,
+                                                         const detail::kept_graph* graph,
+                                                         const std::shared_ptr<const module_tensors>& of,
+                                                         const std::vector<at::Tensor>& leaves) {
   for (const auto& s : followable(*first.outputs, uses)) {
     if (s->uses != uses || !same_forward(*s, first)) continue;
     bind(*s, of);
@@ -92,7 +93,7 @@ std::shared_ptr<setup> session::state::same_step(const invocation& call, const s
     if (leaves.empty() || !differs()) return s;
     drop(s);
   }
-  std::shared_ptr<setup> s;
+  std::shared_ptr<captured_step> s;
   try {
     if (graph != nullptr) {
       auto recorded = [&] {
@@ -101,7 +102,7 @@ std::shared_ptr<setup> session::state::same_step(const invocation& call, const s
         const auto there = disguise(*of);
         return std::make_shared<const detail::trace>(graph->record(uses, of->parameters, reached));
       }();
-      s = setup_from(std::move(recorded), first, of);
+      s = step_from(std::move(recorded), first, of);
     } else {
       look();
       s = make_setup(call, inputs, uses);
@@ -138,7 +139,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   if ((options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error) && !used.empty() &&
       !used.count(key_of(call, inputs))) {
     if (options.new_shapes == new_shape::error)
-      throw unexpected_inputs("wrapped for " + setups.begin()->second->inputs + ", called with " + describe(inputs) +
+      throw unexpected_inputs("wrapped for " + captured_steps.begin()->second->inputs + ", called with " + describe(inputs) +
                               " (or in another mode); wrap_options::new_shapes forbids a new plan");
     lock.unlock();
     return call.forward(inputs);

@@ -65,7 +65,8 @@ bool only_numbers(const program& step, const std::vector<output_use>& uses) {
 
 }  // namespace
 
-std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes) {
+std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<captured_step>& s, bytes_t available,
+                                                     bytes_t held_bytes) {
   for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for as many bytes, and fits
     if (p->second->run->needed_bytes() <= available) return p->second;
   std::shared_ptr<const plan> best;
@@ -99,8 +100,8 @@ void session::state::announce(const plan& p, bytes_t available) const {
   log(text.str());
 }
 
-std::shared_ptr<setup> session::state::likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
-                                              const std::vector<output_use>& uses, bool tight) {
+std::shared_ptr<captured_step> session::state::likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
+                                                      const std::vector<output_use>& uses, bool tight) {
   auto s = kind(uses);
   if (!uses.empty() || !outputs->unseen()) return s;
   const auto last = last_outputs(*s->step);
@@ -175,7 +176,7 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
   });
 }
 
-std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs) {
   auto r = ready(s, inputs);
   rebind(*r);
   return r;
@@ -187,7 +188,7 @@ void session::state::rebind(runner& r) {
   r.bound = r.kind->bound;
 }
 
-std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+std::shared_ptr<runner> session::state::ready(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs) {
   for (const auto& r : memory.runners)  // their arenas may hold gradients of earlier tensors
     if (!r->run->in_flight()) rebind(*r);
   memory.sweep();
@@ -266,7 +267,7 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes,
   }
 }
 
-std::shared_ptr<const plan> session::state::without_copies(const setup& s, bytes_t available, bytes_t held_bytes,
+std::shared_ptr<const plan> session::state::without_copies(const captured_step& s, bytes_t available, bytes_t held_bytes,
                                                            const out_of_memory& why) {
   auto& known = s.plans_without_copies[available];
   if (known) return known;
@@ -283,7 +284,7 @@ std::shared_ptr<const plan> session::state::without_copies(const setup& s, bytes
   return known;
 }
 
-std::pair<bytes_t, bytes_t> session::state::room(const setup& s) {
+std::pair<bytes_t, bytes_t> session::state::room(const captured_step& s) {
   const auto fixed = last_held.held() - last_held.gradients;
   last_held.gradients = memory.gradients();
   const auto others = memory.others();

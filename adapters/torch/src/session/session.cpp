@@ -72,7 +72,7 @@ void session::prepare(const invocation& call, const std::vector<at::Tensor>& inp
 void session::state::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {
   std::unique_lock lock(mutex);
   look();
-  std::shared_ptr<setup> s;
+  std::shared_ptr<captured_step> s;
   std::shared_ptr<const plan> made;
   if (!options.device) {
     put_back_weights();
@@ -98,7 +98,7 @@ void session::state::prepare(const invocation& call, const std::vector<at::Tenso
 void session::invalidate() {
   std::lock_guard lock(state_->mutex);
   state_->release();
-  state_->setups.clear();
+  state_->captured_steps.clear();
   state_->memory.largest_plain = state_->memory.largest_held = state_->memory.largest_working = 0;
   state_->used.clear();
   state_->looked_ = false;
@@ -148,7 +148,7 @@ std::vector<pytorch::report> session::reports() const {
   return list;
 }
 
-pytorch::report session::state::report(const setup& s, const plan& p) const {
+pytorch::report session::state::report(const captured_step& s, const plan& p) const {
   auto r = last_held;
   const auto& run = *p.run;
   r.budget = memory.budget(r, r.gradients, false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The state of a session: kinds of steps (setups.cpp), their costs (measured.cpp), their plans and executors (plans.cpp).
+/// The state of a session: kinds of steps (captured_steps.cpp), their costs (measured.cpp), their plans and executors (plans.cpp).
 /// planned_step.cpp runs steps by their plans. Private to the adapter.
 #pragma once
 
@@ -91,66 +91,67 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The kind of step for such inputs, if it has been captured and still holds; otherwise null.
   /// @param outputs known uses of the outputs
   /// @param uses    use of the outputs in this step; other threads may learn of others meanwhile
-  std::shared_ptr<setup> known(const usage& outputs, const std::vector<output_use>& uses,
-                               const std::vector<at::Tensor>& inputs) const;
+  std::shared_ptr<captured_step> known(const usage& outputs, const std::vector<output_use>& uses,
+                                       const std::vector<at::Tensor>& inputs) const;
   /// As `known`, but captures the kind if it is new. Its steps write gradients and do not add to existing ones.
-  std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
+  std::shared_ptr<captured_step> step_for(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                          const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
   /// The variant of a known step for the existing gradients.
   /// @param graphs of this step that lead to the parameters already: one in its backward
   /// @param own    graph of the step, which leads to parameters, too; null: none
-  std::shared_ptr<setup> variant_of(const std::shared_ptr<setup>& s, std::size_t graphs = 0,
-                                    const detail::kept_graph* own = nullptr);
+  std::shared_ptr<captured_step> variant_of(const std::shared_ptr<captured_step>& s, std::size_t graphs = 0,
+                                            const detail::kept_graph* own = nullptr);
   /// The kind of step for such inputs and the existing gradients.
-  std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                  const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses, std::size_t graphs);
+  std::shared_ptr<captured_step> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                          const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                          std::size_t graphs);
   /// True if a forward can run once more for another use of the outputs. False if this use needs a capture and the model has
   /// changed.
   bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
                      const std::vector<output_use>& uses);
   /// A variant of the step with another treatment of gradients.
   /// @param what describes the variant to users
-  std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what);
+  std::shared_ptr<captured_step> make_variant(const captured_step& s, program step, const char* what);
   /// A variant of the step that returns the summands of gradients.
-  std::shared_ptr<setup> in_summands(const setup& s);
+  std::shared_ptr<captured_step> in_summands(const captured_step& s);
   /// Captures and measures a step.
   /// @param run training step that the forward belongs to; null: none
-  std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                    const std::vector<output_use>& uses, detail::step_run* run = nullptr);
+  std::shared_ptr<captured_step> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                            const std::vector<output_use>& uses, detail::step_run* run = nullptr);
   /// Makes the program of a recorded step, and measures it.
   /// @param like    step of the same model
   /// @param of      tensors of the model in the recording
   /// @param forward to be followed; null: that of the recorded step, if steps are followed
-  std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
-                                    const std::shared_ptr<const module_tensors>& of,
-                                    std::shared_ptr<const detail::recorded_forward> forward = nullptr);
-  /// As `setup_from`, for a step whose forward has just run. Tensors that the module keeps become further outputs.
-  std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
-                                      const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
-  /// As `setup_of_run`, for a step whose forward has left the path of the known step.
-  std::shared_ptr<setup> setup_of_path(const std::shared_ptr<detail::trace>& recorded, const setup& known,
-                                       const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
+  std::shared_ptr<captured_step> step_from(const std::shared_ptr<const detail::trace>& recorded, const captured_step& like,
+                                           const std::shared_ptr<const module_tensors>& of,
+                                           std::shared_ptr<const detail::recorded_forward> forward = nullptr);
+  /// As `step_from`, for a step whose forward has just run. Tensors that the module keeps become further outputs.
+  std::shared_ptr<captured_step> step_of_run(const std::shared_ptr<detail::trace>& recorded, const captured_step& like,
+                                             const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
+  /// As `step_of_run`, for a step whose forward has left the path of the known step.
+  std::shared_ptr<captured_step> step_of_path(const std::shared_ptr<detail::trace>& recorded, const captured_step& known,
+                                              const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
   /// Makes steps of this kind use these tensors of the model.
   /// @throws bad_binding if they differ in kind from the captured ones
-  static void bind(setup& s, const std::shared_ptr<const module_tensors>& of);
+  static void bind(captured_step& s, const std::shared_ptr<const module_tensors>& of);
   /// While the result lives, weights on the host look as if they were on the device of the steps. Null: weights are there.
   std::unique_ptr<detail::weights_elsewhere::disguise> disguise(const module_tensors& of);
-  void keep(const std::string& name, const std::shared_ptr<setup>& s);
-  static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
+  void keep(const std::string& name, const std::shared_ptr<captured_step>& s);
+  static pytorch::device& device_for(const captured_step& s) { return device_of(device_of_step(*s.step)); }
   /// The far memory for steps on `on`: that of the options, or pinned memory of `host_budget` bytes.
   far_memory& far_for(pytorch::device& on);
   /// Measures a captured step.
-  void complete(setup& s);
+  void complete(captured_step& s);
   /// The values that steps fetch (per value), and their tensors.
-  std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const setup& s) const;
+  std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const captured_step& s) const;
   /// Times of operations beside copies, in seconds. Copies slow down the part that waits for memory.
   std::vector<double> beside_copies(const program& step, std::vector<double> seconds, const copy_rates& rates,
                                     const std::vector<bool>& fetched) const;
   /// The planning problem in which weights are fetched.
-  problem fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
-  std::vector<std::shared_ptr<setup>> kinds() const {
-    std::vector<std::shared_ptr<setup>> all;
-    for (const auto& [k, s] : setups) {
+  problem fetching_problem(captured_step& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
+  std::vector<std::shared_ptr<captured_step>> kinds() const {
+    std::vector<std::shared_ptr<captured_step>> all;
+    for (const auto& [k, s] : captured_steps) {
       all.push_back(s);
       for (const auto& x : s->variants())
         if (x) all.push_back(x);
@@ -159,7 +160,7 @@ struct session::state : std::enable_shared_from_this<state> {
   }
   /// The step of the same graph that is nearest in size; null: none.
   /// @param planned considers only steps that have been planned
-  std::shared_ptr<const setup> sibling(const setup& s, bool planned) const;
+  std::shared_ptr<const captured_step> sibling(const captured_step& s, bool planned) const;
   /// Updates what is known of the model.
   void look();
   /// Moves back weights and buffers that the user has moved.
@@ -173,9 +174,9 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param lock of `mutex`; released meanwhile, since the thread of the device may wait for it
   void warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
   /// Drops the idle executors of `s`.
-  void forget(const std::shared_ptr<setup>& s);
+  void forget(const std::shared_ptr<captured_step>& s);
   /// Forgets this kind of steps.
-  void drop(const std::shared_ptr<setup>& s);
+  void drop(const std::shared_ptr<captured_step>& s);
 
   // --- plans -----------------------------------------------------------------------------------------------------------------
 
@@ -189,14 +190,14 @@ struct session::state : std::enable_shared_from_this<state> {
             .first_seconds = options.first_seconds};
   }
   /// A plan that needs at most `available` bytes.
-  std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
+  std::shared_ptr<const plan> plan_for(const std::shared_ptr<captured_step>& s, bytes_t available, bytes_t held_bytes);
   void announce(const plan& p, bytes_t available) const;
-  using kind_of_uses = std::function<std::shared_ptr<setup>(const std::vector<output_use>&)>;
+  using kind_of_uses = std::function<std::shared_ptr<captured_step>(const std::vector<output_use>&)>;
   /// The step for the expected use of the outputs. If no loss is known, and the last outputs are single numbers: the step for a
   /// loss that uses these, since such a model probably returns its loss.
   /// @param tight assumes the last outputs in any case: the budget has no room for gradients of all outputs
-  std::shared_ptr<setup> likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
-                                const std::vector<output_use>& uses, bool tight = false);
+  std::shared_ptr<captured_step> likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
+                                        const std::vector<output_use>& uses, bool tight = false);
   /// An executor for the expected use of the outputs, or for any use if the expected one does not fit.
   /// @param kind returns the step for a use
   /// @throws over_budget if no plan fits
@@ -213,22 +214,23 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param arena shared with idle executors; null: a new one
   std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);
   /// An executor for a step that begins now.
-  std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
+  std::shared_ptr<runner> acquire(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs);
   /// As `acquire`, but the executor is still bound to the tensors of its last step.
-  std::shared_ptr<runner> ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
+  std::shared_ptr<runner> ready(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs);
   /// Binds an idle executor to the present tensors of the model.
   static void rebind(runner& r);
   /// As `ready`, if several steps are in flight at a time.
   /// @throws over_budget if no plan is known for the expected number of steps
-  std::shared_ptr<runner> acquire_in_flight(const std::shared_ptr<setup>& s);
+  std::shared_ptr<runner> acquire_in_flight(const std::shared_ptr<captured_step>& s);
   /// Prepares a kind of steps for sharing memory.
-  void share_memory(setup& s);
+  void share_memory(captured_step& s);
   /// A plan for a step while other steps hold the far memory.
   /// @throws out_of_memory `why`, if there is none
-  std::shared_ptr<const plan> without_copies(const setup& s, bytes_t available, bytes_t held_bytes, const out_of_memory& why);
+  std::shared_ptr<const plan> without_copies(const captured_step& s, bytes_t available, bytes_t held_bytes,
+                                             const out_of_memory& why);
   /// Bytes that a step may take, and bytes that are held meanwhile.
   /// @throws over_budget if more is held than the budget allows
-  std::pair<bytes_t, bytes_t> room(const setup& s);
+  std::pair<bytes_t, bytes_t> room(const captured_step& s);
 
   /// A step whose forward is about to run by a plan.
   struct begun_step {
@@ -261,14 +263,14 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param trial   the step will not continue: an operator that cannot be recorded is an error
   begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> origins,
                          const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
-                         const std::function<std::shared_ptr<setup>(detail::step_run&)>& make, bool trial = false);
+                         const std::function<std::shared_ptr<captured_step>(detail::step_run&)>& make, bool trial = false);
   /// An executor for a step that is only recorded. Its forward runs once on the inputs. Only tensors that the module's own code
   /// keeps remain.
   std::shared_ptr<runner> try_step(const invocation& call, const std::vector<at::Tensor>& inputs);
   /// Finds an executor for a step whose forward has run without data. Warns if calls ahead of the plan exceed the budget.
   /// @param ahead peak of these calls, bytes
-  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs,
-                 std::size_t ahead);
+  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
+                 const std::shared_ptr<usage>& outputs, std::size_t ahead);
   /// Warns once per `before` if calls outside of the plan exceed the budget.
   /// @param bytes  taken by these calls
   /// @param before text of the warning before the number of bytes beyond the budget
@@ -279,16 +281,17 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param of     tensors of the model in that step
   /// @param leaves if not empty, the backward runs now, and its code must make the recorded calls
   /// @throws not_supported if the forward takes another path now
-  std::shared_ptr<setup> same_step(const invocation& call, const std::vector<at::Tensor>& inputs, const setup& first,
-                                   const std::vector<output_use>& uses, const detail::kept_graph* graph,
-                                   const std::shared_ptr<const module_tensors>& of, const std::vector<at::Tensor>& leaves = {});
+  std::shared_ptr<captured_step> same_step(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                           const captured_step& first, const std::vector<output_use>& uses,
+                                           const detail::kept_graph* graph, const std::shared_ptr<const module_tensors>& of,
+                                           const std::vector<at::Tensor>& leaves = {});
   /// True if both have the same forward with the same outputs.
-  static bool same_forward(const setup& a, const setup& b);
+  static bool same_forward(const captured_step& a, const captured_step& b);
   /// Steps with such outputs whose forward can be followed. Steps for `uses` come first, then those used last.
-  std::vector<std::shared_ptr<setup>> followable(const usage& outputs, const std::vector<output_use>& uses) const;
+  std::vector<std::shared_ptr<captured_step>> followable(const usage& outputs, const std::vector<output_use>& uses) const;
   /// The same step, with tensors as inputs that were constants or other tensors.
-  std::shared_ptr<setup> with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
-                                          const std::vector<std::pair<index_t, at::Tensor>>& late);
+  std::shared_ptr<captured_step> with_late_inputs(const std::shared_ptr<captured_step>& s, std::size_t inputs,
+                                                  const std::vector<std::pair<index_t, at::Tensor>>& late);
   /// The fallbacks of a step whose backward is not the planned one.
   /// @param r       the executor of the step
   /// @param outputs of the forward
@@ -297,7 +300,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// Runs the planned forward, and connects its outputs to the backward.
   std::vector<at::Tensor> run_step(const invocation& call, begun_step b);
 
-  pytorch::report report(const setup& s, const plan& p) const;
+  pytorch::report report(const captured_step& s, const plan& p) const;
 
   std::shared_ptr<model> trained;
   wrap_options options;
@@ -306,8 +309,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const module_tensors> now_;     ///< the same tensors
   std::string signature;                          ///< of the model, at the last `look`
   bool looked_ = false;
-  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by name, see `path_of`
-  std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
+  std::unordered_map<std::string, std::shared_ptr<captured_step>> captured_steps;  ///< by name, see `path_of`
+  std::unordered_map<std::string, std::shared_ptr<usage>> used;                    ///< by `key_of`
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< count of forwards to be followed
@@ -315,7 +318,7 @@ struct session::state : std::enable_shared_from_this<state> {
   bool warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< bytes beyond the budget that a step may take, if it is on a new path and cannot do with less
   accounts memory{options, parameters};
-  std::shared_ptr<const setup> last_setup;
+  std::shared_ptr<const captured_step> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
   std::optional<copy_rates> rates_of_weights_;

@@ -45,7 +45,7 @@ class questions {
  public:
   virtual ~questions() = default;
   /// True if these inputs, and the tensors of the module as they are now, give the same numbers as in the capture.
-  virtual bool same_answers(const bindings& tensors, const std::vector<at::Tensor>& inputs) const = 0;
+  virtual bool guards_hold(const bindings& tensors, const std::vector<at::Tensor>& inputs) const = 0;
   /// Name of the operator that gave the last number.
   virtual std::string last() const = 0;
 };
@@ -133,7 +133,7 @@ void about_to_read_generator();
 /// rest of the forward runs eagerly.
 /// @param why names that code
 /// @throws cannot_capture if eager execution is not allowed, or in a backward
-void leave_plan(const std::string& why);
+void fall_back_to_eager(const std::string& why);
 /// True if a forward without data on this thread may copy the data of `other` into `t`, instead of putting the memory of `other`
 /// under `t`. The difference is invisible if no other tensor shares either storage and no autograd graph holds one.
 bool may_copy(const at::Tensor& t, const at::Tensor& other);
@@ -149,18 +149,18 @@ class without_recording_keys {
 };
 /// Sets a callback for caught exceptions. Another language may keep a reference to an exception that went through its code.
 /// @param forget called after such an exception has been caught, to clear the reference
-void when_caught(void (*forget)());
+void on_exception_caught(void (*forget)());
 /// Sets a callback that translates exceptions of a planned backward for another language.
 /// @param translate called in the handler of the exception; may throw an exception of that language in its place
-void when_raised(void (*translate)());
+void on_backward_exception(void (*translate)());
 /// Sets a callback that inspects custom backwards (autograd functions of the user). A plan runs a custom backward once more.
 /// @param effect describes what the backward does beside computing gradients. A step with such an effect is not planned. An
 ///               empty text means no effect. Null: nothing is inspected, and all steps are planned
-void when_foreign(std::string (*effect)(::torch::autograd::Node& node));
+void set_effect_inspector(std::string (*effect)(::torch::autograd::Node& node));
 /// Sets a callback that tells captures which line of the module's code calls an operator.
 /// @param line called in the forward of a capture before each operator; returns file and line such as "model.py:41", or an empty
 ///             text. Null: no lines are recorded
-void when_recorded(std::string (*line)());
+void set_source_line_callback(std::string (*line)());
 /// While it exists, the caller may begin to watch the gradient of a tensor (a hook, `retain_grad`).
 ///
 /// No plan has such a gradient if a planned step made the tensor and computes other outputs from it. The backward of that step
@@ -179,8 +179,8 @@ class observing_gradient {
 /// Sets a callback for forwards with autograd functions in another language, whose objects may hold tensors until the backward.
 /// @param held takes the nodes of these functions, and tensors that the language holds. Returns per tensor whether anything holds
 ///             it beside the objects of these functions and the objects that only they hold
-void when_held(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>& functions,
-                                         const std::vector<at::Tensor>& tensors));
+void set_holder_query(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>& functions,
+                                                const std::vector<at::Tensor>& tensors));
 /// Sets the lock of another language, so that its code cannot read gradients while they move.
 /// @param lock   takes the lock, which this thread may hold already. Its result is passed to `unlock`
 /// @param unlock releases the lock

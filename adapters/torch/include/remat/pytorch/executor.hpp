@@ -29,7 +29,8 @@ struct plan_broken : error {
 enum class placing {
   one,  ///< one step in flight: all tensors lie in an arena of the step
   /// Addresses are the same in every step, so that kernels can be replayed. Outputs and gradients of inputs lie in the arena,
-  /// too, and so do copies of the inputs and of the gradients of outputs. If addresses cannot be fixed, `moves_because` says why.
+  /// too, and so do copies of the inputs and of the gradients of outputs. If addresses cannot be fixed, `why_addresses_move` says
+  /// why.
   fixed,
   /// Several steps in flight share memory. The arena of a step has the values that live from the forward to the backward. All
   /// others lie in a `working_memory`. Gradients get memory of their own.
@@ -75,7 +76,7 @@ class execution_plan {
   std::size_t recomputed() const;  ///< recomputations
   const program& step() const;
   /// Why addresses change from step to step although `placing::fixed` was asked for; empty in all other cases.
-  const std::string& moves_because() const;
+  const std::string& why_addresses_move() const;
   bool placed() const;  ///< false: the device's allocator chooses the addresses (`placing::by_allocator`)
 
   /// Values that the backward reads, so that nobody may write them between forward and backward.
@@ -212,9 +213,9 @@ class executor {
   const std::shared_ptr<region>& arena() const;  ///< as `memory`, for another executor (`executor_options`)
   const execution_plan& plan() const;
 
-  std::size_t unplanned() const;   ///< allocations outside the plan so far
-  double waited_seconds() const;   ///< time spent waiting for copies so far, s
-  std::size_t held_gifts() const;  ///< gradients of the last backward that were still held after `taker` returned
+  std::size_t unplanned() const;             ///< allocations outside the plan so far
+  double waited_seconds() const;             ///< time spent waiting for copies so far, s
+  std::size_t gradients_still_held() const;  ///< gradients of the last backward that were still held after `taker` returned
 
  private:
   struct state;

@@ -170,17 +170,18 @@ struct program {
 program accumulating(const program& step);
 
 /// Smallest size of a gradient that `giving` gives early, bytes.
-inline constexpr bytes_t least_given = 4096;
+inline constexpr bytes_t min_early_gradient_bytes = 4096;
 
-/// Variant of a step that gives each gradient of `least_given` bytes or more to the caller as soon as it is complete, and does
-/// not hold it any longer. For optimizers that step, or disks that store, one gradient after another (`executor::taker`).
+/// Variant of a step that gives each gradient of `min_early_gradient_bytes` bytes or more to the caller as soon as it is
+/// complete, and does not hold it any longer. For optimizers that step, or disks that store, one gradient after another
+/// (`executor::taker`).
 ///
 /// A gradient is given after the last operation that reads its parameter, as the receiver may write to the parameter.
 /// Complexity: that of copying the program.
 program giving(const program& step);
 
 /// Per parameter: true if a node gives its gradient to the caller.
-std::vector<bool> given_early(const program& step);
+std::vector<bool> has_early_gradient(const program& step);
 
 /// Weights that a plan can fetch from the memory of the caller, drop, and fetch again.
 /// @return per value: true if it is all of a parameter or buffer, and the step reads it, but neither writes nor returns it

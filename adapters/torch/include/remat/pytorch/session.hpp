@@ -173,7 +173,7 @@ class session {
   /// Problem and schedule of the plan of `report`. Weights that could be fetched but are read where they are count as held.
   const problem& planning_problem() const;
   const schedule& planned_schedule() const;
-  /// Per operation of this problem: the line of the module's code that calls it, or an empty text (`when_recorded`).
+  /// Per operation of this problem: the line of the module's code that calls it, or an empty text (`set_source_line_callback`).
   std::vector<std::string> planned_lines() const;
 
   /// Captures, profiles and plans for such inputs, without a step.

@@ -19,9 +19,9 @@ namespace remat::pytorch {
 
 /// Makes a recomputed draw take the numbers of its first run, although other threads may draw at the same time. The number of
 /// draws reveals a foreign draw; the node then runs once more.
-class lone_draws {
+class repeatable_draws {
  public:
-  lone_draws(c10::Device on, std::size_t nodes) : on_(on), seen_(nodes) {}
+  repeatable_draws(c10::Device on, std::size_t nodes) : on_(on), seen_(nodes) {}
 
   /// True if draws can be counted. Draws of the host's generator cannot.
   bool possible() const { return !on_.is_cpu(); }

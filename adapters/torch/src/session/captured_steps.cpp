@@ -26,8 +26,8 @@ std::string text(const usage& outputs, const std::vector<output_use>& uses) {
 }
 
 /// A new step of the same module, for the same inputs and use of its outputs.
-std::shared_ptr<setup> of_same_module(const setup& like) {
-  auto s = std::make_shared<setup>();
+std::shared_ptr<captured_step> of_same_module(const captured_step& like) {
+  auto s = std::make_shared<captured_step>();
   s->inputs = like.inputs;
   s->outputs = like.outputs;
   s->uses = like.uses;
@@ -47,7 +47,8 @@ std::vector<std::size_t> places_in_queue(std::size_t n) {
   return which;
 }
 
-std::shared_ptr<const bound_tensors> bound_to(const setup& s, const std::shared_ptr<const module_tensors>& of, bindings slots) {
+std::shared_ptr<const bound_tensors> bound_to(const captured_step& s, const std::shared_ptr<const module_tensors>& of,
+                                              bindings slots) {
   std::vector<at::Tensor> trained;
   for (auto k : s.trained) trained.push_back(of->parameters[k]);
   return std::make_shared<const bound_tensors>(bound_tensors{of, std::move(trained), std::move(slots)});
@@ -59,10 +60,10 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
   constexpr int most = 8;
   auto path = base;
   for (int other = 1;; ++other) {
-    const auto found = setups.find(path);
-    if (found == setups.end()) return path;
+    const auto found = captured_steps.find(path);
+    if (found == captured_steps.end()) return path;
     const auto& s = *found->second;
-    if (!s.asked || s.asked->same_answers(s.bound->slots, inputs)) return path;
+    if (!s.asked || s.asked->guards_hold(s.bound->slots, inputs)) return path;
     if (other == most)
       throw cannot_capture(s.asked->last() + " gives the forward a number that its inputs tell; it was another one in " +
                            std::to_string(most) + " captures. Compute it outside of the module and pass it as an argument");
@@ -70,10 +71,11 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
   }
 }
 
-std::shared_ptr<setup> session::state::known(const usage& outputs, const std::vector<output_use>& uses,
-                                             const std::vector<at::Tensor>& inputs) const {
-  const auto found = setups.find(path_of(text(outputs, uses), inputs));
-  return found == setups.end() || found->second->broken || found->second->bound->slots.out_of_date() ? nullptr : found->second;
+std::shared_ptr<captured_step> session::state::known(const usage& outputs, const std::vector<output_use>& uses,
+                                                     const std::vector<at::Tensor>& inputs) const {
+  const auto found = captured_steps.find(path_of(text(outputs, uses), inputs));
+  return found == captured_steps.end() || found->second->broken || found->second->bound->slots.out_of_date() ? nullptr
+                                                                                                             : found->second;
 }
 
 bool session::state::can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -83,8 +85,9 @@ bool session::state::can_run_again(const invocation& call, const std::vector<at:
   return usage_of(key_of(call, inputs)) == outputs;
 }
 
-std::shared_ptr<setup> session::state::setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
+std::shared_ptr<captured_step> session::state::step_for(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                        const std::shared_ptr<usage>& outputs,
+                                                        const std::vector<output_use>& uses) {
   if (outputs->without_gradient) throw no_gradient();
   if (const auto s = known(*outputs, uses, inputs)) {
     bind(*s, now_);
@@ -93,10 +96,10 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
     return s;
   }
   const auto k = path_of(text(*outputs, uses), inputs);
-  if (const auto found = setups.find(k); found != setups.end()) {
+  if (const auto found = captured_steps.find(k); found != captured_steps.end()) {
     const auto s = found->second;
     forget(s);
-    setups.erase(found);
+    captured_steps.erase(found);
     if (s->broken) {
       forget_profiles();
       options.profile.cache.clear();
@@ -108,7 +111,7 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
     log(s->broken ? "an operator uses memory in another way than it did: measured again"
                   : "a tensor of the module that is no parameter and no buffer has been replaced: captured again");
   }
-  std::shared_ptr<setup> s;
+  std::shared_ptr<captured_step> s;
   try {
     s = make_setup(call, inputs, uses);
   } catch (const no_gradient&) {
@@ -121,26 +124,26 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
   return s;
 }
 
-void session::state::keep(const std::string& name, const std::shared_ptr<setup>& s) {
+void session::state::keep(const std::string& name, const std::shared_ptr<captured_step>& s) {
   s->last_used = ++clock_;
-  setups.emplace(name, s);
-  while (setups.size() > options.most_shapes) {
-    const auto oldest = std::min_element(setups.begin(), setups.end(),
+  captured_steps.emplace(name, s);
+  while (captured_steps.size() > options.most_shapes) {
+    const auto oldest = std::min_element(captured_steps.begin(), captured_steps.end(),
                                          [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
     forget(oldest->second);
-    setups.erase(oldest);
+    captured_steps.erase(oldest);
   }
 }
 
-std::shared_ptr<setup> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
-                                                std::size_t graphs) {
-  return variant_of(setup_for(call, inputs, outputs, uses), graphs);
+std::shared_ptr<captured_step> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                        const std::shared_ptr<usage>& outputs,
+                                                        const std::vector<output_use>& uses, std::size_t graphs) {
+  return variant_of(step_for(call, inputs, outputs, uses), graphs);
 }
 
-std::shared_ptr<setup> session::state::variant_of(const std::shared_ptr<setup>& s, std::size_t graphs,
-                                                  const detail::kept_graph* own) {
-  const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
+std::shared_ptr<captured_step> session::state::variant_of(const std::shared_ptr<captured_step>& s, std::size_t graphs,
+                                                          const detail::kept_graph* own) {
+  const auto variant = [&](std::shared_ptr<captured_step>& v, program (*of)(const program&), const char* what) {
     if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
     v->last_used = s->last_used;
     return v;
@@ -161,13 +164,13 @@ std::shared_ptr<setup> session::state::variant_of(const std::shared_ptr<setup>& 
   };
   if (s->outputs->gradients_leave() && may_be_given(s->bound->trained, leading)) {
     const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
-    v->given_early = true;
+    v->has_early_gradient = true;
     return v;
   }
   return s;
 }
 
-std::shared_ptr<setup> session::state::make_variant(const setup& s, program step, const char* what) {
+std::shared_ptr<captured_step> session::state::make_variant(const captured_step& s, program step, const char* what) {
   release();
   auto a = of_same_module(s);
   a->trained = s.trained;
@@ -182,10 +185,10 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   return a;
 }
 
-std::shared_ptr<setup> session::state::in_summands(const setup& s) {
+std::shared_ptr<captured_step> session::state::in_summands(const captured_step& s) {
   release();
   auto parts = detail::in_summands(*s.sums);
-  auto a = setup_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
+  auto a = step_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
   a->inputs += ", gradients in summands";
   a->plain_peak = s.plain_peak;
   a->more_of = std::move(parts.inputs);
@@ -198,7 +201,7 @@ namespace {
 
 /// Marks parameters of the program that are on the host.
 /// @throws cannot_capture if the step cannot fetch one of them
-void mark_homes(setup& s, captured& c) {
+void mark_homes(captured_step& s, captured& c) {
   auto step = std::make_shared<program>(*c.step);
   const auto can = fetchable(*step);
   for (index_t k = 0; k < step->slots.size(); ++k) {
@@ -221,10 +224,10 @@ std::unique_ptr<detail::weights_elsewhere::disguise> session::state::disguise(co
   return std::make_unique<detail::weights_elsewhere::disguise>(*elsewhere_, of.parameters);
 }
 
-std::shared_ptr<setup> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                  const std::vector<output_use>& uses, detail::step_run* run) {
+std::shared_ptr<captured_step> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                          const std::vector<output_use>& uses, detail::step_run* run) {
   release();  // capture and measurements take memory of their own
-  auto s = std::make_shared<setup>();
+  auto s = std::make_shared<captured_step>();
   const auto begin = clock::now();
   std::vector<std::string> names;
   for (const auto* list : {&parameters, &buffers})
@@ -237,23 +240,27 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
     return std::make_shared<detail::trace>(detail::record(call.forward, inputs, of->parameters, of->buffers, names, uses, run));
   }();
   s->capture_seconds = since(begin);
-  return run != nullptr ? setup_of_run(recorded, *s, of, *run) : setup_from(recorded, *s, of);
+  return run != nullptr ? step_of_run(recorded, *s, of, *run) : step_from(recorded, *s, of);
 }
 
-std::shared_ptr<setup> session::state::setup_of_path(const std::shared_ptr<detail::trace>& recorded, const setup& known,
-                                                     const std::shared_ptr<const module_tensors>& of, detail::step_run& run) {
+std::shared_ptr<captured_step> session::state::step_of_path(const std::shared_ptr<detail::trace>& recorded,
+                                                            const captured_step& known,
+                                                            const std::shared_ptr<const module_tensors>& of,
+                                                            detail::step_run& run) {
   const auto like = of_same_module(known);
   like->new_path = true;
-  return setup_of_run(recorded, *like, of, run);
+  return step_of_run(recorded, *like, of, run);
 }
 
-std::shared_ptr<setup> session::state::setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
-                                                    const std::shared_ptr<const module_tensors>& of, detail::step_run& run) {
-  auto made = setup_from(recorded, like, of);
-  return run.add_kept(*recorded) ? setup_from(recorded, like, of) : made;
+std::shared_ptr<captured_step> session::state::step_of_run(const std::shared_ptr<detail::trace>& recorded,
+                                                           const captured_step& like,
+                                                           const std::shared_ptr<const module_tensors>& of,
+                                                           detail::step_run& run) {
+  auto made = step_from(recorded, like, of);
+  return run.add_kept(*recorded) ? step_from(recorded, like, of) : made;
 }
 
-void session::state::bind(setup& s, const std::shared_ptr<const module_tensors>& of) {
+void session::state::bind(captured_step& s, const std::shared_ptr<const module_tensors>& of) {
   if (s.bound->of != of) {
     auto announced = of->parameters;
     announced.insert(announced.end(), of->buffers.begin(), of->buffers.end());
@@ -263,9 +270,10 @@ void session::state::bind(setup& s, const std::shared_ptr<const module_tensors>&
     if (other) bind(*other, of);
 }
 
-std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
-                                                  const std::shared_ptr<const module_tensors>& of,
-                                                  std::shared_ptr<const detail::recorded_forward> forward) {
+std::shared_ptr<captured_step> session::state::step_from(const std::shared_ptr<const detail::trace>& recorded,
+                                                         const captured_step& like,
+                                                         const std::shared_ptr<const module_tensors>& of,
+                                                         std::shared_ptr<const detail::recorded_forward> forward) {
   auto s = of_same_module(like);
   const auto begin = clock::now();
   auto captured = [&] {
@@ -354,7 +362,7 @@ void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_
   look();
 }
 
-void session::state::forget(const std::shared_ptr<setup>& s) {
+void session::state::forget(const std::shared_ptr<captured_step>& s) {
   memory.let_go([&](const runner& r) {
     const auto variants = s->variants();
     return (r.kind == s || std::find(variants.begin(), variants.end(), r.kind) != variants.end()) && !r.run->in_flight() &&
@@ -362,9 +370,9 @@ void session::state::forget(const std::shared_ptr<setup>& s) {
   });
 }
 
-void session::state::drop(const std::shared_ptr<setup>& s) {
+void session::state::drop(const std::shared_ptr<captured_step>& s) {
   forget(s);
-  std::erase_if(setups, [&](const auto& x) {
+  std::erase_if(captured_steps, [&](const auto& x) {
     const auto variants = x.second->variants();
     return x.second == s || std::find(variants.begin(), variants.end(), s) != variants.end();
   });
