@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The state of a session: kinds of steps (captured_steps.cpp), their costs (measured.cpp), their plans and executors (plans.cpp).
-/// planned_step.cpp runs steps by their plans. Private to the adapter.
+/// The state of a session: kinds of steps (captured_steps.cpp), their costs (measured.cpp), their plans and executors
+/// (plans.cpp). planned_step.cpp runs steps by their plans. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
