@@ -75,7 +75,7 @@ class copy_dual {
   /// Makes a cut at given prices.
   /// @return the bound that it proves, s
   double look_at(const retention_cut::prices& at) {
-    const auto c = cut_->exchange(at);
+    const auto c = cut_->minimum_with_copies(at);
     const auto [before, after] = computations(c);
     const double left = 1 - at.in - at.out;
     const double value = (left - at.to_host - at.read) * before + (left - at.to_device - at.leave) * after +

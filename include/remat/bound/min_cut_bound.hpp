@@ -98,7 +98,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
       d.all = d.cut->retain_all(), d.few = d.cut->retain_least();
       best.budget = std::max(best.budget, d.few.bytes - d.cut->room());
       if (d.all.bytes <= room || d.few.bytes > room) continue;
-      if (d.cut->retain_none_above(room)) {
+      if (d.cut->forbid_retaining_above(room)) {
         d.all = d.cut->fewest_seconds();
         extra = std::max(extra, d.all.seconds - d.all.error);
         if (d.all.bytes <= room || d.all.bytes <= d.few.bytes) continue;

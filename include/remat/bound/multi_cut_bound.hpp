@@ -63,9 +63,9 @@ class multi_cut_search {
       others_ = milp::infinity;
       for (const auto& x : open) others_ = std::min(others_, x.bound);
       own_ = &now.bound;
-      raise(now.bound);
+      raise_bound(now.bound);
       if (now.ended || done()) return;
-      auto parts = work_on(now);
+      auto parts = search_order(now);
       if (parts.empty()) parts.push_back(std::move(now));
       for (auto& part : parts) open.push_back(std::move(part));
     }
@@ -112,7 +112,7 @@ class multi_cut_search {
 
   /// Raises the bound of the current order. The lowest bound of all orders holds for every schedule.
   /// @param bound s
-  void raise(double bound) {
+  void raise_bound(double bound) {
     *own_ = std::max(*own_, bound);
     proven_.seconds = std::max(proven_.seconds, std::min(*own_, others_));
     if (std::isinf(proven_.seconds)) proven_.budget = std::max(proven_.budget, budget_ + 1);
@@ -133,12 +133,12 @@ class multi_cut_search {
     limits_.poll = {};
     const auto bound = std::min(s.bound, limits_.cutoff);
     if (s.status == milp::status::infeasible && bound == milp::infinity)
-      raise(milp::infinity);
+      raise_bound(milp::infinity);
     else if (std::isfinite(bound))
-      raise(bound * form.unit() - safety);
+      raise_bound(bound * form.unit() - safety);
     return s;
   }
-  void tell(const multi_cut_model& form, const Eigen::VectorXd& x) {
+  void report_solution(const multi_cut_model& form, const Eigen::VectorXd& x) {
     if (seen_) known_ = seen_(form, x, proven_.seconds);
   }
 
@@ -162,7 +162,7 @@ class multi_cut_search {
   /// Grows the model by moments that raise its relaxation. Then branches until the bound stalls. Then adds moments where the
   /// integral solution is over the budget.
   /// @return several orders in the place of `x`, if a division raised the relaxation most; else none
-  std::vector<order> work_on(order& x) {
+  std::vector<order> search_order(order& x) {
     if (!x.now.form) x.now = relax(choice_.first());
     auto parts = grow(x);
     if (!parts.empty()) return parts;
@@ -174,7 +174,7 @@ class multi_cut_search {
     if (std::exchange(x.branched, x.now.moments()) != x.now.moments()) solution = branch(x, true);
     if (done()) return {};
     x.rows *= 2;
-    if (const auto more = lacking(*x.now.form, solution); more != x.now.moments()) {
+    if (const auto more = moments_where_exceeded(*x.now.form, solution); more != x.now.moments()) {
       x.now = relax(more);
     } else if (x.worth > 1e-4) {
       x.worth /= 10;
@@ -186,10 +186,10 @@ class multi_cut_search {
   }
   /// Adds moments while they raise the relaxation by the part `x.worth`. If trials are too expensive, adds moments untried, where
   /// the solution seems to be over the budget.
-  /// @return as for `work_on`
+  /// @return as for `search_order`
   std::vector<order> grow(order& x) {
     auto& now = x.now;
-    if (now.solved()) tell(*now.form, now.s.x);
+    if (now.solved()) report_solution(*now.form, now.s.x);
     const auto rows = branches() ? x.rows : std::numeric_limits<std::size_t>::max();
     while (now.solved() && !done() && now.rows() < rows && now.moments().size() < options_.moments) {
       if (tries(now) > 0 && x.prune) prune(now);
@@ -209,7 +209,7 @@ class multi_cut_search {
           next = std::move(together);
       if (!next.solved()) return {};
       now = std::move(next);
-      tell(*now.form, now.s.x);
+      report_solution(*now.form, now.s.x);
     }
     return {};
   }
@@ -282,7 +282,7 @@ class multi_cut_search {
     return moments;
   }
   /// The moments of a model, and up to three places where its solution `x` is over the budget.
-  std::vector<operation_id> lacking(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+  std::vector<operation_id> moments_where_exceeded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     auto places = choice_.excess_of_order(form, x);
     if (places.empty()) places = choice_.excess_on_path(form, x);
     std::erase_if(places, [](const auto& c) { return c.gain <= 0; });
@@ -307,7 +307,7 @@ class multi_cut_search {
     const auto s = solve(form, form.model());
     x.exact = s.status == milp::status::optimal || s.status == milp::status::cutoff;
     if (!s.found()) return x.now.s.x;
-    tell(form, s.x);
+    report_solution(form, s.x);
     return s.x;
   }
 

@@ -43,7 +43,7 @@ class retention_cut {
     double seconds = 0;          ///< of the ancestors that run again
     bytes_t bytes = 0;           ///< of the retained values, without operands of `tau`
     std::vector<bool> retained;  ///< per value: retained, and made before `tau` in the order of the problem
-    // From here to `again`: set by `exchange` only.
+    // From here to `again`: set by `minimum_with_copies` only.
     double later = 0;                   ///< seconds of the free operations that run later
     double before = 0;                  ///< the part of `later` that counts in `seconds().before`
     double to_host = 0, to_device = 0;  ///< seconds of the copies of the moved values, before `tau` and after it
@@ -52,7 +52,7 @@ class retention_cut {
     double error = 0;
   };
 
-  /// The weights of the rows that `exchange` adds up, each >= 0.
+  /// The weights of the rows that `minimum_with_copies` adds up, each >= 0.
   struct prices {
     double byte = 0;       ///< per retained byte, s
     double to_host = 0;    ///< per second of copies before `tau`; lowers the weight of computations before `tau`; in [0, 1]
@@ -143,7 +143,7 @@ class retention_cut {
   /// For budgets that leave `largest` bytes beside `tau`: a larger value does not fit.
   /// @param largest bytes
   /// @return true if there is a larger value that can be made again
-  bool retain_none_above(bytes_t largest) {
+  bool forbid_retaining_above(bytes_t largest) {
     largest_ = largest;
     for (value_id v = 0; v < p_.values().size(); ++v)
       if (stored(v) && is_too_large(v)) return true;
@@ -216,7 +216,7 @@ class retention_cut {
   /// @return minimal up to `choice::error`
   /// @throws interrupted
   /// Complexity: that of `minimum`.
-  choice exchange(const prices& at) {
+  choice minimum_with_copies(const prices& at) {
     return cut(
         {.again = 1 - at.to_device - at.leave - at.in - at.out, .before = 1 - at.to_host - at.read - at.in - at.out, .move = at},
         unit());

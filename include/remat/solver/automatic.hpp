@@ -118,7 +118,7 @@ class automatic {
     now.take(cuts);
     if (decide(now)) return now.answer();
     const auto start = cuts.found() ? compute_order(cuts.schedule) : now.best.found() ? now.best.order() : now.needed;
-    follow(now, start, patience(p));
+    search_around(now, start, patience(p));
     if (now.needed.size() > options_.small_operations)
       now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
     if (now.done()) return now.answer();
@@ -127,15 +127,15 @@ class automatic {
         std::future<bound::time_bound> proof;
         if (m.limits().threads > 1) proof = try_async([&] { return prove(now, never); });
         if (proof.valid()) {
-          look(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
+          improve(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
         } else {
-          for (int i = 0; i < 3; ++i) look_once(now, start, false);
+          for (int i = 0; i < 3; ++i) improve_once(now, start, false);
           now.take(prove(now, now.remaining() / 2));
         }
       }
     }
-    look(now, start);
+    improve(now, start);
     return now.answer();
   }
 
@@ -160,7 +160,7 @@ class automatic {
     auto within(double seconds, F&& work) {
       const double left = all_.remaining();
       monitor part(all_, std::isfinite(left) && seconds < left ? seconds / left : 1,
-                   [this](const progress& x) { return told(x, false); });
+                   [this](const progress& x) { return on_progress(x, false); });
       return work(part);
     }
     template <solver S>
@@ -173,7 +173,7 @@ class automatic {
       answer_.budget_bound = std::max(answer_.budget_bound, found.budget_bound);
       if (!found.scope.empty()) answer_.scope = found.scope, answer_.scope_bound = found.scope_bound;
       if (found.status == status::infeasible && !best.found()) answer_.status = status::infeasible;
-      told({.stage = "automatic", .best = best.seconds(), .bound = found.bound}, true);
+      on_progress({.stage = "automatic", .best = best.seconds(), .bound = found.bound}, true);
     }
     void take(const bound::time_bound& proven) {
       result r;
@@ -214,7 +214,7 @@ class automatic {
     }
 
    private:
-    control told(progress x, bool offered) {
+    control on_progress(progress x, bool offered) {
       const std::lock_guard guard(lock_);
       bound_ = x.bound = std::max(x.bound, bound_.load());
       if (offered) seconds_ = std::min(x.best, seconds_.load());
@@ -266,10 +266,10 @@ class automatic {
   /// Improves the schedule by local search, until 4 * `patience` rounds bring no improvement and `proving` returns false. The
   /// staged MILP takes much of the time that is left, so it runs only after `patience` rounds without an improvement. On one
   /// thread and without MILPs, a longer search continues where a shorter one ends.
-  void look(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
+  void improve(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
     bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
     for (std::size_t idle = 0; !now.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
-      faster = look_once(now, start, faster);
+      faster = improve_once(now, start, faster);
       idle = faster ? 0 : idle + patience(now.p);
       if (idle >= options_.search.patience && !std::exchange(staged, true)) run_staged(now);
     }
@@ -278,14 +278,14 @@ class automatic {
   /// Searches around each suggested order, then around the best order. In a small problem, every other call searches from `start`
   /// instead if the last call found nothing (`was_faster` is false).
   /// @return true if it found a faster schedule
-  bool look_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
-    while (auto order = now.suggestion()) follow(now, std::move(*order), std::min<std::size_t>(patience(now.p), 300));
+  bool improve_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
+    while (auto order = now.suggestion()) search_around(now, std::move(*order), std::min<std::size_t>(patience(now.p), 300));
     const bool again = was_faster || now.stream % 2 == 1 || now.p.operations().size() > options_.small_operations;
-    return follow(now, again && now.best.found() ? now.best.order() : start, patience(now.p));
+    return search_around(now, again && now.best.found() ? now.best.order() : start, patience(now.p));
   }
   /// Searches around an order, which need not fit the budget, until `patience` rounds bring no improvement.
   /// @return true if it found the fastest schedule so far
-  bool follow(search& now, std::vector<operation_id> order, std::size_t patience) const {
+  bool search_around(search& now, std::vector<operation_id> order, std::size_t patience) const {
     if (now.done()) return false;
     incumbent other(now.p, now.budget);
     auto o = options_.search;

@@ -120,7 +120,7 @@ class offmate {
       const auto order = compute_order(*options_.start);
       now.offer(order, now.fixed, measure_order(now.plain, order).peak);
     }
-    if (!now.done()) look(now);
+    if (!now.done()) scan_all(now);
     if (!p.plain()) reorder(now, needed);
     now.best.put_into(r);
     return r;
@@ -181,7 +181,7 @@ class offmate {
     }
     /// Calls `work(i)` for all i < count, on `limits.threads` threads or as many as the system has.
     template <class F>
-    void each(std::size_t count, F&& work) {
+    void parallel_for(std::size_t count, F&& work) {
       std::atomic<std::size_t> next = 0;
       const auto run = [&] {
         for (std::size_t i; (i = next++) < count;) work(i);
@@ -248,7 +248,7 @@ class offmate {
 
   /// Virtual budgets over the step: they rise with the bytes that can have left, and fall with the bytes still to come back.
   /// @param share of these bytes to count on
-  static std::vector<bytes_t> moving(const scan& now, double share) {
+  static std::vector<bytes_t> varying_budgets(const scan& now, double share) {
     const auto& p = now.best.problem();
     const auto chain = p.plain() ? std::vector{device_tier, p.host()} : copies::tier_chain(p);
     const auto passed = [&](double seconds, bool out) {  // bytes in that time; a full tier passes them on
@@ -273,7 +273,7 @@ class offmate {
   /// Plans for varying budgets that count on all bytes that can be moved, shifted up and down by several amounts.
   void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
     if (now.done()) return;
-    const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, moving(now, 1));
+    const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, varying_budgets(now, 1));
     const auto range = std::min(now.most, q->budget()) - now.least;
     scan_range(now, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
   }
@@ -284,7 +284,7 @@ class offmate {
   void scan_varying(scan& now, const std::vector<operation_id>& order, bool early_once) const {
     std::vector<point> known;
     const auto look_at = [&](double share) {
-      const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, moving(now, share), early_once);
+      const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, varying_budgets(now, share), early_once);
       const auto seconds = sweep(now, q, {q->budget()}, 0.1).second;
       const auto place = std::find_if(known.begin(), known.end(), [&](const point& x) { return x.share > share; });
       known.insert(place, {share, seconds});
@@ -321,7 +321,7 @@ class offmate {
     return least;
   }
 
-  void look(scan& now) const {
+  void scan_all(scan& now) const {
     const auto needed = needed_operations(now.plain);
     std::vector<std::function<void()>> scans = {
         [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
@@ -332,16 +332,16 @@ class offmate {
         scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
         scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
       }
-    now.each(scans.size(), [&](std::size_t i) { scans[i](); });
+    now.parallel_for(scans.size(), [&](std::size_t i) { scans[i](); });
     if (now.starts.empty()) now.starts.push_back({{}, now.fixed, now.least, 0});
 
     const std::vector<start> best(now.starts.begin(),
                                   now.starts.begin() + static_cast<std::ptrdiff_t>(std::min(options_.inner, now.starts.size())));
-    now.each(best.size(), [&](std::size_t i) {
+    now.parallel_for(best.size(), [&](std::size_t i) {
       if (!now.done()) plan(now, best[i]);
     });
     std::erase_if(now.starts, [](const auto& s) { return s.order.order.empty(); });
-    if (!now.starts.empty()) work_on(now);
+    if (!now.starts.empty()) improve_orders(now);
   }
   /// If nothing fits, moves operations: the memory for values that cannot move, or for a full tier, depends on their readers.
   static void reorder(scan& now, const std::vector<operation_id>& needed) {
@@ -364,13 +364,13 @@ class offmate {
     if (r.found()) now.offer(r.schedule, s.problem, s.budget);
   }
   /// Improves the best order and the other starts in turn, on each thread.
-  void work_on(scan& now) const {
+  void improve_orders(scan& now) const {
     const auto& starts = now.starts;
     auto fastest = starts.front();
     if (!now.done()) now.best.try_smaller_budgets();
     std::size_t next = 0, idle = 0;
     std::mutex lock;
-    now.each(now.m.limits().threads, [&](std::size_t) {
+    now.parallel_for(now.m.limits().threads, [&](std::size_t) {
       for (;;) {
         start from;
         std::size_t stream = 0;

@@ -252,7 +252,7 @@ trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::ve
     std::optional<without_hooks> hooks;
     if (others) hooks.emplace(wanted);
     r.start_backward();
-    grads = r.insist(
+    grads = r.rethrow_refusal(
         [&] { return gradients_from(std::exchange(roots, {}), std::exchange(output_grads, {}), wanted, autocast, others); });
     accumulated = r.calls().size();
     c10::impl::IncludeDispatchKeyGuard key(record_key);

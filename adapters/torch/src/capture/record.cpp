@@ -245,7 +245,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   std::vector<at::Tensor> returned;
   {
     const c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({record_key, reader_key, guarded_key}));
-    returned = r.insist([&] { return run == nullptr ? forward(arguments) : run->forward(r, forward, inputs); });
+    returned = r.rethrow_refusal([&] { return run == nullptr ? forward(arguments) : run->forward(r, forward, inputs); });
     on.end_forward();
   }
   return rest(r, std::move(returned), inputs, std::exchange(arguments, {}), parameters, uses, before, run);
@@ -326,7 +326,7 @@ void resumed_recording::call(const c10::OperatorHandle& op, ::torch::jit::Stack&
 }
 
 void resumed_recording::stopped() {
-  state_->r.insist([&]() -> int {
+  state_->r.rethrow_refusal([&]() -> int {
     try {
       throw;
     } catch (...) {
@@ -342,8 +342,8 @@ trace resumed_recording::finish(const std::vector<at::Tensor>& returned) {
   s.run.returns(s.r, returned);
   const c10::DeviceGuard guard(s.r.device());
   const at::AutoGradMode grad_mode(true);
-  return rest(s.r, s.r.insist([&] { return returned; }), s.inputs, std::exchange(s.arguments, {}), s.parameters, s.uses, s.before,
-              &s.run);
+  return rest(s.r, s.r.rethrow_refusal([&] { return returned; }), s.inputs, std::exchange(s.arguments, {}), s.parameters, s.uses,
+              s.before, &s.run);
 }
 
 step_run resumed_recording::take() { return std::move(state_->run); }

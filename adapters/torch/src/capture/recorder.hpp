@@ -174,7 +174,7 @@ class recorder {
   /// Runs code of the module. A refusal reaches the caller even if that code, or another language in between, catches the
   /// exception.
   template <class F>
-  auto insist(F f) const {
+  auto rethrow_refusal(F f) const {
     try {
       auto result = f();
       if (refusal_) throw cannot_capture(*refusal_);

@@ -98,7 +98,7 @@ void step_run::diverge(recorder& r, const std::string& why) {
 void step_run::stopped(recorder& r) {
   threw_ = true;
   try {
-    r.insist([]() -> int { throw; });
+    r.rethrow_refusal([]() -> int { throw; });
   } catch (const cannot_capture&) {
     if (strict_) return;
   } catch (...) {

@@ -75,7 +75,7 @@ std::size_t accounts::in_flight() const {
       std::count_if(runners.begin(), runners.end(), [](const auto& r) { return r->run->in_flight(); }));
 }
 
-void accounts::called() {
+void accounts::note_call() {
   if (::torch::autograd::get_current_graph_task_id() != -1) return;  // on a thread of autograd
   constexpr int until_there_is_one = 64;
   constexpr std::size_t most_known = 16;
@@ -92,9 +92,9 @@ void accounts::called() {
   if (threads_.size() > most_known) threads_.erase(threads_.begin());
 }
 
-void accounts::meets(const captured_step& s) { largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes()); }
+void accounts::note_kind(const captured_step& s) { largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes()); }
 
-void accounts::begins(const std::shared_ptr<captured_step>& kind) {
+void accounts::note_step(const std::shared_ptr<captured_step>& kind) {
   if (in_flight() == 0) {
     last_ = std::exchange(seen_, 0);
     kinds_.clear();

@@ -37,14 +37,14 @@ class accounts {
     return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
   }
   /// Notes a kind of steps. Budgets relative to the plain step count the bytes of its store-all plan.
-  void meets(const captured_step& s);
+  void note_kind(const captured_step& s);
   /// Notes a call of the model on this thread, which may become a step.
-  void called();
+  void note_call();
   /// True if several threads begin steps in turn. Each may read and replace gradients while another begins a step.
   bool several_threads() const { return alternating_ > 0; }
   std::size_t in_flight() const;
   /// A step begins. Notes how many steps of each kind are in flight at a time. The count starts anew when none is in flight.
-  void begins(const std::shared_ptr<captured_step>& kind);
+  void note_step(const std::shared_ptr<captured_step>& kind);
   /// Call this while no step is in flight. The fewest bytes that the steps of the last time need, as far as their leanest plans
   /// are known; 0 if they were not all in flight at once.
   bytes_t least_of_last_step() const;

@@ -113,7 +113,7 @@ std::shared_ptr<captured_step> session::state::step_for(const invocation& call, 
   }
   std::shared_ptr<captured_step> s;
   try {
-    s = make_setup(call, inputs, uses);
+    s = make_captured_step(call, inputs, uses);
   } catch (const no_gradient&) {
     outputs->without_gradient = true;
     throw;
@@ -224,8 +224,8 @@ std::unique_ptr<detail::weights_elsewhere::disguise> session::state::disguise(co
   return std::make_unique<detail::weights_elsewhere::disguise>(*elsewhere_, of.parameters);
 }
 
-std::shared_ptr<captured_step> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                          const std::vector<output_use>& uses, detail::step_run* run) {
+std::shared_ptr<captured_step> session::state::make_captured_step(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                                  const std::vector<output_use>& uses, detail::step_run* run) {
   release();  // capture and measurements take memory of their own
   auto s = std::make_shared<captured_step>();
   const auto begin = clock::now();

@@ -77,7 +77,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   }
   if (begins)
     return record_step(call, inputs, std::move(b.inputs), outputs, uses,
-                       [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
+                       [&](detail::step_run& run) { return make_captured_step(call, inputs, uses, &run); });
 
   std::vector<detail::candidate> candidates;
   for (const auto& s : known) candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
@@ -218,7 +218,7 @@ session::state::begun_step session::state::record_step(
 std::shared_ptr<runner> session::state::try_step(const invocation& call, const std::vector<at::Tensor>& inputs) {
   const auto outputs = usage_of(key_of(call, inputs));
   const auto uses = outputs->now();
-  const auto make = [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); };
+  const auto make = [&](detail::step_run& run) { return make_captured_step(call, inputs, uses, &run); };
   return record_step(call, inputs, detail::origins_of(inputs), outputs, uses, make, true).r;
 }
 

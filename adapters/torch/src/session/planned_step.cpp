@@ -105,7 +105,7 @@ std::shared_ptr<captured_step> session::state::same_step(const invocation& call,
       s = step_from(std::move(recorded), first, of);
     } else {
       look();
-      s = make_setup(call, inputs, uses);
+      s = make_captured_step(call, inputs, uses);
     }
   } catch (const cannot_capture& why) {
     throw not_supported(changed_since + std::string(" (") + why.what() + ")");
@@ -127,7 +127,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   if (const auto on = accelerator_of(inputs); !on.is_cpu()) refuse_foreign_capture(on);
   abandoned_.end();
   std::unique_lock lock(mutex);
-  memory.called();
+  memory.note_call();
   look();
   put_back_weights();
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&
@@ -259,7 +259,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const auto r = std::exchange(b.r, nullptr);
   const auto s = r->kind;
   ++r->steps;
-  memory.begins(s);
+  memory.note_step(s);
   if (!r->run->not_captured().empty()) s->uncaptured = true;
   refine(*r, last_held.held());
   last_setup = s;

@@ -192,7 +192,7 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<captured_ste
   for (const auto& r : memory.runners)  // their arenas may hold gradients of earlier tensors
     if (!r->run->in_flight()) rebind(*r);
   memory.sweep();
-  memory.meets(*s);
+  memory.note_kind(*s);
   last_held = memory.held(*s, inputs);
   if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
   const auto fixed = last_held.held();

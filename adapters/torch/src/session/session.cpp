@@ -82,7 +82,7 @@ void session::state::prepare(const invocation& call, const std::vector<at::Tenso
   const auto kind = [&](const auto& uses) { return kind_for(call, inputs, outputs, uses, 0); };
   if (options.device) {
     s = likely(kind, outputs, outputs->now());
-    memory.meets(*s);
+    memory.note_kind(*s);
     last_held = memory.held(*s, inputs);
     const auto [available, held_bytes] = room(*s);
     made = plan_for(s, available, held_bytes);

@@ -116,8 +116,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<captured_step> in_summands(const captured_step& s);
   /// Captures and measures a step.
   /// @param run training step that the forward belongs to; null: none
-  std::shared_ptr<captured_step> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                            const std::vector<output_use>& uses, detail::step_run* run = nullptr);
+  std::shared_ptr<captured_step> make_captured_step(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                    const std::vector<output_use>& uses, detail::step_run* run = nullptr);
   /// Makes the program of a recorded step, and measures it.
   /// @param like    step of the same model
   /// @param of      tensors of the model in the recording
