@@ -21,7 +21,7 @@ from ._errors import Refused
 _READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
 _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # methods that expose the memory, so that it may be written, too
-_OF_STORAGES = ("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "resize_")
+_OF_STORAGES = ("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "resize_", "is_shared", "share_memory_", "is_pinned", "pin_memory")
 
 
 def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
@@ -286,7 +286,9 @@ def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> No
     of_device = [torch.get_device_module(device)] if device is not None and device.type != "cuda" else []
     modules: tuple[Any, ...] = (torch, torch.random, torch.cuda, torch.cuda.random, *of_device)
     for module in modules:
-        module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
+        for name in ("get_rng_state", "initial_seed"):
+            if (original := getattr(module, name, None)) is not None:
+                setattr(module, name, _first(original, lambda *_: _torch.about_to_read_generator()))
     torch.utils.swap_tensors = _first(torch.utils.swap_tensors, let_go, 2)
     torch.nn.Module.__setattr__ = _setattr(torch.nn.Module.__setattr__, take_forward)  # type: ignore[method-assign]
     operator = torch._ops.HigherOrderOperator

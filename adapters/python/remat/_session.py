@@ -285,6 +285,8 @@ class Session:
         activation_budget: see `Planner`.
         Raises Error or ValueError naming an invalid budget.
         """
+        if not self._open:
+            raise Error("this session is closed: call remat.wrap again")
         options = dataclasses.replace(self._options, budget=budget, activation_budget=activation_budget).check()
         self._set_options(options)
 

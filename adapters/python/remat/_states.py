@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
@@ -33,12 +34,13 @@ def state_bytes(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int
                 fresh.append(_without_data(p))
         if fresh:
             one_by_one: dict[str, Any] = {name: False for name in ("foreach", "fused", "capturable") if name in group}
-            found += _first_states(cls, {**group, **one_by_one, "params": fresh})
+            found += _first_states(optimizer, cls, {**group, **one_by_one, "params": fresh})
     return found
 
 
-def _first_states(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> int:
-    trial = cls([group])  # type: ignore[call-arg]
+def _first_states(optimizer: torch.optim.Optimizer, cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> int:
+    trial = cls.__new__(cls)  # its constructor may want arguments that only the user knows
+    vars(trial).update(vars(optimizer), param_groups=[group], state=collections.defaultdict(dict))
     try:
         trial.step()
     except Exception as e:  # some steps read values and fail, but have made all states by then

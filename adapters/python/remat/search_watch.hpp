@@ -35,6 +35,16 @@ class interruption {
     return remat::control::stop;
   }
   bool pressed() const { return pressed_; }
+  /// Raises the exception of the signal handler, except KeyboardInterrupt: Ctrl-C only ends the search.
+  void raise_other() {
+    if (!pressed_) return;
+    bool ends_search = false;
+    {
+      py::gil_scoped_acquire hold;
+      ends_search = PyErr_GivenExceptionMatches(exception_->ptr(), PyExc_KeyboardInterrupt) != 0;
+    }
+    if (!ends_search) raise();
+  }
   /// Raises the exception of the signal handler.
   [[noreturn]] void raise() {
     py::gil_scoped_acquire hold;

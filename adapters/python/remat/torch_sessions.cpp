@@ -14,6 +14,7 @@
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -128,7 +129,14 @@ class python_session {
     const std::shared_ptr<void> after(nullptr, [line = line_](void*) { line->clear(); });
     return translated([&] {
       try {
-        return f();
+        if constexpr (std::is_void_v<decltype(f())>) {
+          f();
+          interrupted_->raise_other();
+        } else {
+          auto result = f();
+          interrupted_->raise_other();
+          return result;
+        }
       } catch (const rp::over_budget&) {
         if (interrupted_->pressed()) interrupted_->raise();
         throw;
@@ -291,6 +299,7 @@ class python_session {
       found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto", solver_options),
                                   remat::limits{.seconds = seconds, .seed = seed, .gap = gap},
                                   [&](const remat::progress&) { return interrupted_->look(); });
+      interrupted_->raise_other();
       if (interrupted_->pressed() && std::none_of(found.begin(), found.end(), [](const auto& r) { return r.found(); }))
         interrupted_->raise();
       return remat::curve_svg({{solver, found}}, {.title = p.name(), .base = run_->report().store_all_seconds});

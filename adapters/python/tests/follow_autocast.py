@@ -80,6 +80,7 @@ class Autocast(Test):
 
         with self.assertNoLogs("remat", logging.WARNING):
             self.check(Plain, in_blocks)
+        self.check(Plain, in_blocks, budget="50% of activations")
 
 
 if __name__ == "__main__":

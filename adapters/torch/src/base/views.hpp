@@ -49,6 +49,15 @@ inline void set_version(const at::Tensor& t, int64_t version) {
   auto counter = t.unsafeGetTensorImpl()->version_counter();
   counter.set_version(version);
 }
+/// True if writes to one of the tensors count as writes to the other, as for a view and its base.
+inline bool share_version(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_inference() || b.is_inference() || a._version() != b._version()) return false;
+  const auto before = static_cast<int64_t>(a._version());
+  set_version(a, before + 1);
+  const bool same = b._version() == before + 1;
+  set_version(a, before);
+  return same;
+}
 
 /// True if the tensor stands for several gradients (`is_grads_batched`, `torch.func.vmap`).
 inline bool is_batched(const at::Tensor& t) {

@@ -174,9 +174,10 @@ class lowering {
       return;
     }
 
-    const bool statistics_only = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
-      return !written_outside.count(o.view.value) || is_statistics(c, o.at);
-    });
+    const bool statistics_only =
+        has_types_without_statistics(c) && std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+          return !written_outside.count(o.view.value) || is_statistics(c, o.at);
+        });
     // Values that the call reads from storages it does not write.
     std::vector<index_t> inputs;
     for (const auto& o : c.operands) {
@@ -219,6 +220,15 @@ class lowering {
 
   static bool is_statistics(const traced_call& c, int argument) {
     return std::find(c.statistics.begin(), c.statistics.end(), argument) != c.statistics.end();
+  }
+
+  /// True if the call has results of the same types without its running statistics, as a recomputation makes it.
+  static bool has_types_without_statistics(const traced_call& c) {
+    return std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+      return !is_statistics(c, o.at) || std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& x) {
+        return !is_statistics(c, x.at) && x.view.dtype == o.view.dtype;
+      });
+    });
   }
 
   /// Replaces `empty_like(x)` and similar calls by calls that do not need `x`.

@@ -142,8 +142,8 @@ class recorder {
   /// Sets the versions that tensors from outside had when the step began.
   void began_with(const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
     for (auto& o : outside_)
-      for (const auto& [t, version] : versions)
-        if (o.tensor.is_same(t)) o.start = version;
+      for (const auto& [t, start] : versions)
+        if (o.tensor.is_same(t) || (o.tensor.defined() && share_version(o.tensor, t))) o.start = start;
   }
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
   bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }

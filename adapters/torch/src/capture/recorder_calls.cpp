@@ -251,8 +251,11 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
            "draws from the generator of the host in a step on " + device_.str() +
                "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
   const auto before = seeded ? draws_->state() : at::Tensor();
+  const bool by_values = draws_by_values(c.op);  // made-up numbers may draw less, or nothing
   const auto drawn = [&] {
-    c.draws = draws_->note(trace_.calls.size(), before, key ? draws_->pass(before, *key) : draws_->state());
+    const auto call = trace_.calls.size();
+    const bool made_up = key || by_values;
+    c.draws = draws_->note(call, before, made_up ? draws_->pass(before, key ? *key : std::to_string(call)) : draws_->state());
   };
   const auto looked_at = [&](const known_results& r) {
     return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, told); });
@@ -269,7 +272,7 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     c.op.callBoxed(&stack);
   else
     run_on_made_up(c, stack, tensors);
-  if (seeded && !same_bytes(before, draws_->state())) drawn();
+  if (seeded && (by_values || !same_bytes(before, draws_->state()))) drawn();
   if (!key || geometry_key(c, tensors) != key) return;
   known_results results(tensors, values_from(stack, first));
   results.drew = c.draws.has_value();

@@ -121,7 +121,7 @@ void recorder::freeze_raw_filled(const traced_call& c, const std::vector<at::Ten
   const bool view = is_view(c.op);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto s = c.operands[i].view.value;
-    if (!raw_[s] || view) continue;
+    if (!raw_[s] || view || reads_only_geometry(c.op)) continue;
     raw_[s] = false;
     if (c.operands[i].written && overwrites(c.op)) continue;
     const auto& t = tensors[i];

@@ -240,7 +240,7 @@ class node_bench {
     const auto bytes = step_.values[value].bytes;
     const auto scratch = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(step_.values[value].device)).storage();
     const auto elements = bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
-    if (at::isFloatingType(view.dtype))
+    if (at::isFloatingType(view.dtype) && !at::isFloat8Type(view.dtype))  // which have no kernel that draws
       tensor_of({none, {elements}, {1}, 0, view.dtype}, scratch).uniform_(0, 1, generator_on(scratch.device()));
     storage_.emplace(value, scratch);
   }

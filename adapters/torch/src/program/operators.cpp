@@ -58,6 +58,18 @@ bool is_native(const c10::OperatorHandle& op) { return op.schema().name().rfind(
 
 bool may_draw(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
+bool draws_by_values(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return name == "aten::poisson" || name == "aten::binomial" || name == "aten::_standard_gamma" ||
+         name == "aten::_sample_dirichlet";
+}
+
+bool reads_only_geometry(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return is_native(op) &&
+         (name.rfind("aten::new_", 0) == 0 || (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0));
+}
+
 bool is_view(const c10::OperatorHandle& op) {
   const auto& s = op.schema();
   if (std::any_of(s.arguments().begin(), s.arguments().end(), is_written)) return false;

@@ -40,6 +40,10 @@ inline bool is_written(const c10::Argument& a) { return a.alias_info() != nullpt
 bool is_native(const c10::OperatorHandle& op);
 /// May draw from a generator.
 bool may_draw(const c10::OperatorHandle& op);
+/// The count of numbers that it draws depends on the values of its operands, and may be 0 for zeros.
+bool draws_by_values(const c10::OperatorHandle& op);
+/// Reads no data of its operands, only sizes and types (`ones_like`, `new_zeros`).
+bool reads_only_geometry(const c10::OperatorHandle& op);
 /// Returns a view of its first argument, and does nothing else.
 bool is_view(const c10::OperatorHandle& op);
 /// Writes a whole argument without reading it: draws into it, is an `out` variant, or is listed in the table.

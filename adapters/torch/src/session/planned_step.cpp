@@ -272,6 +272,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     auto written = s->forward && !verify ? std::vector<at::Tensor>() : r->bound->of->buffers;
     const auto add = [&](index_t k) {
       const auto& slot = step.slots[k];
+      if (slot.from == role::input && slot.position >= inputs.size()) return;  // made by this forward
       const auto& t = slot.from == role::input ? inputs[slot.position] : r->bound->slots[k];
       if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
     };

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators and methods whose behaviour on tensors without data differs from that on data."""
+
+import logging
+import unittest
+
+import torch
+from torch import nn
+
+from following import Net, Test, backward
+
+#: Draws whose count of numbers depends on values. For zeros these kernels draw nothing.
+DRAWS = {
+    "poisson": lambda h: torch.poisson(h.detach().tanh().exp()) * h,
+    "gamma": lambda h: torch._standard_gamma(h.tanh().exp()) * h,
+    "binomial": lambda h: torch.binomial(torch.full_like(h, 10), h.detach().sigmoid()) * h,
+}
+
+
+def filled(like):
+    """Memory without values, of which `like` reads the sizes only, is filled afterwards."""
+    def act(h):
+        t = torch.empty(48)
+        u = like(t)
+        t.copy_(h.detach()[0])
+        return h * t * u
+
+    return act
+
+
+LIKES = {"ones_like": torch.ones_like, "rand_like": torch.rand_like, "new_zeros": lambda t: t.new_zeros(48) + 2, "full_like": lambda t: torch.full_like(t, 3)}
+
+#: Methods that need the memory of a tensor, or say where it is
+MEMORY = {
+    "is_shared": lambda h: h * (1 + h.is_shared()),
+    "storage": lambda h: h * (1 + h.untyped_storage().is_shared()),
+}
+
+
+def acts(how):
+    class Acts(Net):
+        def act(self, h):
+            return how(h)
+
+    return Acts
+
+
+class OneCounter(Net):
+    """A buffer and a view of it, which share one count of writes. Every third step leaves the recorded path."""
+
+    def begin(self):
+        self.steps = 0
+        self.register_buffer("scale", torch.ones(48))
+        self.register_buffer("part", self.scale[:24])
+
+    def act(self, h):
+        self.steps += 1
+        with torch.no_grad():
+            self.scale.mul_(0.9)
+        return h * self.scale if self.steps % 3 else h.tanh() * self.scale * self.part.sum()
+
+
+class Operators(Test):
+    def test_draws(self):
+        for name, how in DRAWS.items():
+            with self.subTest(name), self.assertNoLogs("remat", logging.WARNING):
+                self.check(acts(how))
+                self.check(lambda how=how: nn.Sequential(*(acts(how)() for _ in range(3))), budget="60% of activations")
+
+    def test_memory_of_which_only_the_size_is_read(self):
+        for name, like in LIKES.items():
+            with self.subTest(name):
+                self.check(acts(filled(like)), steps=6)
+
+    def test_methods_of_memory(self):
+        for name, how in MEMORY.items():
+            with self.subTest(name):
+                self.check(acts(how))
+
+    def test_numbers_of_eight_bits(self):
+        self.check(acts(lambda h: h + h.detach().to(torch.float8_e4m3fn).float()))
+
+    def test_seed(self):
+        self.check(acts(lambda h: h * (1 + torch.initial_seed() % 5)))
+
+    def test_tensors_with_one_count_of_writes(self):
+        self.check(OneCounter, backward, steps=8)
+
+
+if __name__ == "__main__":
+    unittest.main()
