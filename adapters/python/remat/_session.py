@@ -61,9 +61,12 @@ class Session:
                     self._made = self._make()
         return self._made
 
-    def _make(self) -> _torch.Session:
+    def _check_open(self) -> None:
         if not self._open:
             raise Error("this session is closed: call remat.wrap again")
+
+    def _make(self) -> _torch.Session:
+        self._check_open()
         o, model = self._options, self._source.model()
         self._place_weights(model)
         paged = o.offload == "all" and o.steps_on is None
@@ -285,8 +288,7 @@ class Session:
         activation_budget: see `Planner`.
         Raises Error or ValueError naming an invalid budget.
         """
-        if not self._open:
-            raise Error("this session is closed: call remat.wrap again")
+        self._check_open()
         options = dataclasses.replace(self._options, budget=budget, activation_budget=activation_budget).check()
         self._set_options(options)
 

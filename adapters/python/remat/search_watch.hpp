@@ -38,12 +38,8 @@ class interruption {
   /// Raises the exception of the signal handler, except KeyboardInterrupt: Ctrl-C only ends the search.
   void raise_other() {
     if (!pressed_) return;
-    bool ends_search = false;
-    {
-      py::gil_scoped_acquire hold;
-      ends_search = PyErr_GivenExceptionMatches(exception_->ptr(), PyExc_KeyboardInterrupt) != 0;
-    }
-    if (!ends_search) raise();
+    py::gil_scoped_acquire hold;
+    if (!PyErr_GivenExceptionMatches(exception_->ptr(), PyExc_KeyboardInterrupt)) raise();
   }
   /// Raises the exception of the signal handler.
   [[noreturn]] void raise() {

@@ -14,7 +14,6 @@
 #include <sstream>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -124,19 +123,13 @@ class python_session {
   /// Calls `f`. Ctrl-C ends its searches, and `f` continues with their best schedules. If there is no schedule, the exception of
   /// the signal is raised.
   template <class F>
-  auto uninterrupted(F f) {
+  void uninterrupted(F f) {
     interrupted_->forget();
     const std::shared_ptr<void> after(nullptr, [line = line_](void*) { line->clear(); });
-    return translated([&] {
+    translated([&] {
       try {
-        if constexpr (std::is_void_v<decltype(f())>) {
-          f();
-          interrupted_->raise_other();
-        } else {
-          auto result = f();
-          interrupted_->raise_other();
-          return result;
-        }
+        f();
+        interrupted_->raise_other();
       } catch (const rp::over_budget&) {
         if (interrupted_->pressed()) interrupted_->raise();
         throw;
@@ -216,7 +209,8 @@ class python_session {
     std::shared_ptr<void> used;
     if (!stepped_) translated([&] { settle_device(); });
     stepped_ = true;
-    auto outputs = uninterrupted([&] { return run_->forward(c, inputs, &used); });
+    std::vector<at::Tensor> outputs;
+    uninterrupted([&] { outputs = run_->forward(c, inputs, &used); });
     return {std::move(outputs), *std::static_pointer_cast<py::object>(used)};
   }
   void prepare(py::object call, std::string signature, const std::vector<at::Tensor>& inputs, py::object note) {

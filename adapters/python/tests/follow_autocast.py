@@ -73,7 +73,7 @@ class Autocast(Test):
                 self.check(Part, step)
 
     def test_batch_norm_without_weights(self):
-        """Its running statistics alone decide the type of what its backward needs."""
+        """Without weights, the running statistics decide the type of the tensors that the backward reads."""
         class Plain(Net):
             def begin(self):
                 self.norm = torch.nn.BatchNorm1d(48, affine=False)

@@ -18,7 +18,7 @@ DRAWS = {
 
 
 def filled(like):
-    """Memory without values, of which `like` reads the sizes only, is filled afterwards."""
+    """`like` reads only the sizes of an empty tensor, which is filled afterwards."""
     def act(h):
         t = torch.empty(48)
         u = like(t)

@@ -75,7 +75,8 @@ step_run* step_here() { return capturing() ? active_step : nullptr; }
 /// True if the operator only tells a profiler where the forward is.
 bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
 
-/// On these tensors it is nothing but calls of other operators. Autograd makes these, but it is not there for inference tensors.
+/// True if the operator has no kernel for the device of these tensors, and only calls other operators. Autograd takes such
+/// operators apart, but inference tensors do not pass through autograd.
 bool is_composite(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))

@@ -199,7 +199,7 @@ std::vector<c10::IValue> follower::results_of(const traced_call& c, const std::v
     v.offset += shift_[r.view.value];
     const auto shown =
         std::find_if(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.view.value == r.view.value; });
-    std::optional<c10::InferenceMode> as_shown;  // a view of an ordinary tensor is one, too
+    std::optional<c10::InferenceMode> as_shown;  // a view of a normal tensor is normal, also in inference mode
     if (const bool on = c10::InferenceMode::is_enabled();
         shown != c.operands.end() && tensor_at(arguments, *shown).is_inference() != on)
       as_shown.emplace(!on);

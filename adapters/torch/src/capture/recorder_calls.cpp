@@ -251,7 +251,7 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
            "draws from the generator of the host in a step on " + device_.str() +
                "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
   const auto before = seeded ? draws_->state() : at::Tensor();
-  const bool by_values = draws_by_values(c.op);  // made-up numbers may draw less, or nothing
+  const bool by_values = facts(c.op).draws_by_values;  // made-up numbers may draw less, or nothing
   const auto drawn = [&] {
     const auto call = trace_.calls.size();
     const bool made_up = key || by_values;

@@ -40,6 +40,10 @@ const operator_facts& facts(const std::string& name) {
       {"aten::index", {.masks = 1}},
       {"aten::masked_scatter_backward", {.masks = 1}},  // the mask determines the size of an intermediate result
       {"aten::_ctc_loss", {.lengths = true}},
+      {"aten::poisson", {.draws_by_values = true}},
+      {"aten::binomial", {.draws_by_values = true}},
+      {"aten::_standard_gamma", {.draws_by_values = true}},
+      {"aten::_sample_dirichlet", {.draws_by_values = true}},
       {"aten::empty_like", {.makes = filled::with_nothing}},
       {"aten::new_empty", {.makes = filled::with_nothing}},
       {"aten::new_empty_strided", {.makes = filled::with_nothing}},
@@ -57,12 +61,6 @@ const operator_facts& facts(const std::string& name) {
 bool is_native(const c10::OperatorHandle& op) { return op.schema().name().rfind("aten::", 0) == 0; }
 
 bool may_draw(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
-
-bool draws_by_values(const c10::OperatorHandle& op) {
-  const auto& name = op.schema().name();
-  return name == "aten::poisson" || name == "aten::binomial" || name == "aten::_standard_gamma" ||
-         name == "aten::_sample_dirichlet";
-}
 
 bool reads_only_geometry(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();

@@ -26,6 +26,7 @@ struct operator_facts {
   bool overwrites = false;        ///< writes its whole first argument without reading it
   std::optional<int> masks = {};  ///< argument that may hold masks: only then do sizes depend on values
   bool lengths = false;           ///< sizes depend on lengths; these are tensors only in the overload `Tensor`
+  bool draws_by_values = false;   ///< values of its operands decide how many numbers it draws: none for zeros
   filled makes = filled::as_called;
   std::size_t fill_value = 0;  ///< position of the argument to fill with
 };
@@ -40,8 +41,6 @@ inline bool is_written(const c10::Argument& a) { return a.alias_info() != nullpt
 bool is_native(const c10::OperatorHandle& op);
 /// May draw from a generator.
 bool may_draw(const c10::OperatorHandle& op);
-/// The count of numbers that it draws depends on the values of its operands, and may be 0 for zeros.
-bool draws_by_values(const c10::OperatorHandle& op);
 /// Reads no data of its operands, only sizes and types (`ones_like`, `new_zeros`).
 bool reads_only_geometry(const c10::OperatorHandle& op);
 /// Returns a view of its first argument, and does nothing else.
