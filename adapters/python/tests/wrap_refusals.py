@@ -23,6 +23,27 @@ from compare import check, copied, same, trained
 from wrapping import Chain, inputs
 
 
+class Lstm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.LSTM(32, 64, 2, batch_first=True), nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.head(self.layers(x)[0]).mean()
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        for i, line in enumerate(x):
+            out[i] = self.layer(line).sin()
+        return out.square().mean()
+
+
 class Refusals(unittest.TestCase):
     """Refusals of replayed forwards (follow=False) name the place and a remedy. For followed forwards see follow_calls.py."""
 
@@ -210,6 +231,24 @@ class Refusals(unittest.TestCase):
         remat.of(m).set_budget(e.needed)
         m(torch.randn(4096, 32)).sum().backward()
         self.assertLessEqual(remat.of(m).plan["peak"], e.needed)
+
+    def test_no_plan_contradicts_a_bound(self):
+        """Memory that an operator overwrites counts once: in the backward of an LSTM, and in a loop that writes rows of its result."""
+        device = remat.Roofline(1e11, 1e10)
+        for model, x in ((Lstm(), torch.randn(8, 20, 32)), (Rows(), torch.randn(8, 256, 64))):
+            plain = remat.plan(model, (x,), device=device, time_limit=1)
+            with self.assertRaises(remat.OverBudget) as e:
+                remat.plan(model, (x,), budget=1, device=device, time_limit=1)
+            plans = []
+            for budget in [int(e.exception.bound * share / 10) for share in range(4, 10)] + [e.exception.needed, plain.peak * 9 // 10]:
+                with self.subTest(type(model).__name__, budget=budget, bound=e.exception.bound):
+                    try:
+                        plans.append(remat.plan(model, (x,), budget=budget, device=device, time_limit=1))
+                    except remat.OverBudget:
+                        self.assertLess(budget, e.exception.needed)
+                    else:
+                        self.assertGreaterEqual(budget, e.exception.bound)
+                        self.assertTrue(all(p.seconds >= plans[-1].bound for p in plans))
 
     def test_options(self):
         for wrong, kind, culprit in (({"budget": "many"}, remat.Error, "many"), ({"budget": -1}, ValueError, "-1"), ({"budget": [1]}, TypeError, "budget"),

@@ -70,11 +70,12 @@ struct captured_step {
   std::shared_ptr<const questions> asked;
   std::shared_ptr<void> note;  ///< caller's data of the captured invocation
   problem p;
-  problem in_place;        ///< problem of the store-all plan, with weights read in place; equals `p` if none are fetched
-  far_memory far;          ///< set if the problem allows copies
-  std::string inputs;      ///< description for messages
-  std::size_t graph = 0;   ///< hash of the program without sizes
-  layout_options layouts;  ///< no tries for a large program if similar steps are known: the first layout has to do
+  bytes_t counted_twice = 0;  ///< overwritten memory is two values of the problem: most such bytes of one operation
+  problem in_place;           ///< problem of the store-all plan, with weights read in place; equals `p` if none are fetched
+  far_memory far;             ///< set if the problem allows copies
+  std::string inputs;         ///< description for messages
+  std::size_t graph = 0;      ///< hash of the program without sizes
+  layout_options layouts;     ///< no tries for a large program if similar steps are known: the first layout has to do
   std::shared_ptr<const plan> store_all;
   std::shared_ptr<const plan> all_in_flight;  ///< the same in zones; set once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;

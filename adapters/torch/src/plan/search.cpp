@@ -179,7 +179,8 @@ std::shared_ptr<const plan> glance(const captured_step& s, bytes_t available, co
   if (!r.found()) return nullptr;
   const auto made = lay_out_plan(s, r.schedule, available);
   if (!has_room(s, *made->run, available)) return nullptr;
-  made->found = r;
+  made->found.solver = r.solver;
+  made->found.bound = bounds_without_search(s.p).seconds;
   made->unfinished = true;
   made->plan_seconds = since(begin);
   return made;
@@ -203,11 +204,14 @@ std::shared_ptr<plan> laid_out_again(const captured_step& s, bytes_t available, 
 }
 
 /// The planner's memory model overestimates operators that work in place, and does not know fragmentation. So several budgets are
-/// tried, each corrected by the layout of the previous answer. Null if no answer fits.
+/// tried, each corrected by the layout of the previous answer. Bounds of smaller budgets than the first prove nothing. Null if no
+/// answer fits.
 std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
-  auto within = s.p.held_bytes() + available;
+  const auto largest = s.p.held_bytes() + available + s.counted_twice;  // no schedule with a larger peak fits
+  auto within = largest;
+  auto proven = bounds_without_search(s.p).seconds;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
   bool restricted = !o.copies;
   auto p = restricted ? with_slower_link(s.p, 0) : s.p;  // slower link if far memory is too small
@@ -224,6 +228,7 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
       within += available / 4;  // the layout may need less than the model predicts
       continue;
     }
+    if (within >= largest && !restricted) proven = std::max(proven, r.bound);
     auto run = with_layout(s, r.schedule, false, 0);
     const auto least = least_needed(*run);
     const bool close = run->far_bytes() > far || (run->needed_bytes() > available && least <= available);
@@ -243,11 +248,8 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
       best->run = run;
       rough = !close;
       best->steps = r.schedule;
-      best->found = r;
-      if (restricted) {  // bounds for a slower link do not hold for the real one
-        best->found = as_result(s.p, r.schedule);
-        best->found.solver = r.solver;
-      }
+      best->found = as_result(s.p, r.schedule);
+      best->found.solver = r.solver;
     }
     if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
     within -= excess;
@@ -258,6 +260,8 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
   }
   if (!best->run) return nullptr;
   if (rough) best->run = with_memory(s, best->steps, false, available);
+  best->found.bound = std::min(proven, best->found.seconds);
+  best->found.status = best->found.gap() <= o.limits.gap ? status::optimal : status::feasible;
   best->plan_seconds = since(begin);
   return best;
 }
@@ -316,7 +320,7 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
   if (s.least) return s.least;
   constexpr bytes_t smallest = -1;  // stands for `available` in the key
   const auto key = key_of_plan(s, smallest, o, {});
-  const auto bound = bounds_without_search(s.p).budget;
+  const auto bound = bounds_without_search(s.p).budget - s.counted_twice;
   if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
     if (const auto made = laid_out_again(s, max_bytes, *earlier)) {
       made->found.budget_bound = std::max(bound, earlier->budget_bound);
@@ -332,6 +336,7 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
       least->found = as_result(p, fetch_once_schedule(p));
       least->found.budget_bound = bounds_without_search(p).budget;
     }
+    least->found.budget_bound -= s.counted_twice;
     least->found.solver = smallest_budget_search;
     least->fallback = true;
     least->steps = least->found.schedule;
@@ -346,8 +351,7 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
 
 [[noreturn]] void fail_over_budget(const captured_step& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
   const auto store_all = s.store_all->run->needed_bytes();
-  const auto smallest =
-      held_bytes + std::min(store_all, std::max(least.run->needed_bytes(), least.found.peak - s.p.held_bytes()));
+  const auto smallest = held_bytes + std::min(store_all, least.run->needed_bytes());
   const auto bound = std::min(smallest, held_bytes + least.found.budget_bound - s.p.held_bytes());
   std::string largest;
   bytes_t most = -1;

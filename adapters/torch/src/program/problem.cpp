@@ -24,6 +24,9 @@ bool writes_argument(const call& c, int argument) {
   return is_written(a) || std::find(hidden.begin(), hidden.end(), a.name()) != hidden.end();
 }
 
+/// Bytes of a value of the problem.
+bytes_t rounded(bytes_t b) { return (b + 63) / 64 * 64; }
+
 }  // namespace
 
 std::vector<bool> fetchable(const program& step) {
@@ -69,7 +72,6 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
   if (seconds.size() != n || workspace.size() != n)
     throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
                      std::to_string(workspace.size()) + " for a program of " + std::to_string(n) + " nodes");
-  auto rounded = [](bytes_t b) { return (b + 63) / 64 * 64; };
   std::vector<value> values;
   for (index_t v = 0; v < step.values.size(); ++v)
     values.push_back({step.values[v].name, rounded(step.values[v].bytes), step.is_given(v)});
@@ -142,6 +144,16 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
     }
   }
   return {name, std::move(values), std::move(operations), std::move(targets), copies, backward};
+}
+
+bytes_t overwritten_bytes(const program& step) {
+  bytes_t most = 0;
+  for (const auto& n : step.nodes) {
+    bytes_t here = 0;
+    for (const auto& [old, fresh] : n.overwrites) here += rounded(step.values[fresh].bytes);
+    most = std::max(most, here);
+  }
+  return most;
 }
 
 std::string explain(const program& step) {

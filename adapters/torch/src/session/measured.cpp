@@ -78,6 +78,7 @@ void session::state::complete(captured_step& s) {
       to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
   const auto [fetched, weights] = fetched_by(s);
   s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
+  s.counted_twice = overwritten_bytes(*s.step);
   const bool away = std::any_of(s.step->slots.begin(), s.step->slots.end(), [](const auto& k) { return k.on_host; });
   if (away) s.in_place = s.p;  // no weight on the host can be read in place
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.bound->of->parameters));
