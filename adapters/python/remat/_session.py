@@ -270,9 +270,10 @@ class Session:
     def memory(self) -> dict[str, int]:
         """Figures in bytes, by name. Figures of a plan, `budget` included, are 0 before the first plan.
 
-        `budget`, `planned`, `arena` and `held` are figures of the plan used last. `peak` is measured on the device of the model, and `host` is the peak on
-        the host; both since `reset_peak`, or since weights moved to files. `disk`, `weights` and `gradients` are reserved on the disk: for activations, for
-        weights, for gradients. `to_disk` and `from_disk` are copied in each step. `fetched` are the weights that a plan fetches in each step."""
+        `budget`, `planned`, `arena` and `held` are figures of the plan used last. `unplanned` is the most that an operator has taken outside of that plan.
+        `peak` is measured on the device of the model, and `host` is the peak on the host; both since `reset_peak`, or since weights moved to files. `disk`,
+        `weights` and `gradients` are reserved on the disk: for activations, for weights, for gradients. `to_disk` and `from_disk` are copied in each step.
+        `fetched` are the weights that a plan fetches in each step."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._gradients is None else self._gradients.disk.reserved}
 

@@ -80,7 +80,7 @@ def trained(make, loss, wrap):
         value = loss(model, x)
         value.backward()
         peaks.append(_torch.meter_peak() - before)
-        found.append([value.detach(), *(p.grad.clone() for p in model.parameters())])
+        found.append([value.detach(), *(p.grad.clone() for p in model.parameters() if p.requires_grad)])
         del value
     return model, peaks, found
 
@@ -97,6 +97,19 @@ class Waves(nn.Module):
         for _ in range(20):
             x = (x * 1.01).sin()
         return self.last(self.inner(x[positive]).relu() * float(x.mean()))
+
+
+class Frozen(nn.Module):
+    """Layers behind a frozen attention, which computes from the input alone and reads one tensor as query, key and value."""
+
+    def __init__(self, training):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True).requires_grad_(False).train(training)
+        self.layers = nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))])
+
+    def forward(self, x):
+        x = x.view(8, 128, 32)
+        return self.layers(self.attention(x, x, x, need_weights=False)[0]).square().mean()
 
 
 class FirstStep(Test):
@@ -154,6 +167,13 @@ class FirstStep(Test):
         self.assertTrue(all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected[0][1:], strict=True)))
         with self.assertRaises(remat.OverBudget):
             model(x)
+
+    def test_frozen_attention(self):
+        for training in (True, False):
+            with self.subTest(training=training), self.assertNoLogs("remat", logging.WARNING):
+                session, peaks = self.planned(lambda: Frozen(training), lambda model, x: model(x), budget="70% of activations")
+                self.within(session, peaks)
+                self.assertEqual(session.memory()["unplanned"], 0)
 
     def test_a_new_size_keeps_few_values_of_the_input(self):
         """A step of a new size keeps only a few of the 40 values of 460 kB each."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: exceptions of signal handlers, closed sessions, and optimizers of users."""
+"""Sessions: exceptions of signal handlers, closed sessions, optimizers of users, and memory outside of plans."""
 
+import copy
+import logging
 import signal
 import unittest
 
@@ -28,6 +30,25 @@ class Momentum(torch.optim.Optimizer):
 
 class Interrupted(Exception):
     pass
+
+
+@torch.library.custom_op("remat_tests::greedy", mutates_args=())
+def greedy(x: torch.Tensor) -> torch.Tensor:
+    """Takes 4 MiB for numbers above 1, which it does not meet when it is measured."""
+    return x * (x.new_full((1 << 20,), 2.0)[0] if x.max() > 1 else 2.0)
+
+
+@greedy.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Greedy(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def forward(self, x):
+        return (super().forward(x) * greedy(x)).square().mean()
 
 
 class Sessions(unittest.TestCase):
@@ -58,6 +79,25 @@ class Sessions(unittest.TestCase):
         with self.assertRaisesRegex(remat.Error, "closed"):
             session.set_budget("90% of activations")
         self.assertFalse(remat.is_wrapped(model))
+
+    def test_memory_outside_of_the_plan(self):
+        """A warning names the operator once, unless the budget has room for that memory."""
+        torch.manual_seed(0)
+        plain, x = Greedy(), torch.randn(64, 32)
+        plain(x).backward()
+        for budget, warned in (("100% of activations", True), ("1 GiB", False)):
+            model = remat.wrap(copy.deepcopy(plain), budget=budget, cache=False)
+            with self.subTest(budget), self.assertLogs("remat", logging.WARNING) if warned else self.assertNoLogs("remat", logging.WARNING) as told:
+                for _ in range(3):
+                    model.zero_grad()
+                    model(x).backward()
+            self.assertTrue(all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True)))
+            self.assertGreaterEqual(remat.of(model).memory()["unplanned"], 4 << 20)
+            self.assertRegex(remat.of(model).report(), r"outside of the plan +4[.\d]* MiB, by remat_tests::greedy")
+            if warned:
+                self.assertEqual(len(told.output), 1)
+                self.assertIn("remat_tests::greedy (sessions.py:", told.output[0])
+                self.assertIn("beyond the budget", told.output[0])
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     CHECK(b.const_data_ptr() == memory.data() + 64);
     CHECK(meter::live() == before + 64);  // only c
     CHECK(p.unplanned() == 0);
+    CHECK(p.beyond() == 0);
   }
   SECTION("a larger allocation ends the plan") {
     p.plan(plan);
@@ -185,6 +186,7 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     p.stop();
     CHECK(p.unplanned() == 2);
     CHECK(meter::live() == before + 68 + 128);
+    CHECK(p.beyond() == 68 + 128 - 64);  // less the block without a place
   }
   SECTION("more allocations than planned") {
     p.plan({plan.data(), 1});
@@ -193,6 +195,14 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     p.stop();
     CHECK(a.const_data_ptr() == memory.data());
     CHECK(p.unplanned() == 1);
+    CHECK(p.beyond() == 64);
+    p.start();
+    at::empty({64});
+    at::empty({32});
+    p.stop();
+    CHECK(p.beyond() == 256);
+    p.plan(plan);
+    CHECK(p.beyond() == 0);
   }
   SECTION("a missing release: the place of the third allocation may still be in use") {
     p.plan(plan);
@@ -200,6 +210,7 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     auto a = at::empty({16}), b = at::empty({32}), c = at::empty({16});
     p.stop();
     CHECK(p.unplanned() == 1);
+    CHECK(p.beyond() == 0);  // it had no place in the plan either
   }
   SECTION("allocations of other threads") {
     p.plan(plan);

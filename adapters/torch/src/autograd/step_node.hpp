@@ -239,8 +239,7 @@ class step_node final : public ::torch::autograd::Node {
   static void bring_home(at::Tensor& gradient, const at::Tensor& parameter) {
     if (gradient.defined() && !gradient.is_cpu() && parameter.is_cpu()) gradient = gradient.cpu();
   }
-  /// From the next backward on, gradients go through the graph itself. Then its nodes run once, even if other graphs lead to
-  /// them, such as a graph of the gradients.
+  /// From the next backward on, gradients go through the graph itself. Its nodes then run once for all graphs that lead to them.
   void open() {
     ::torch::autograd::edge_list to;
     for (std::size_t i = 0; i < connected_.size(); ++i)
@@ -344,6 +343,7 @@ class step_node final : public ::torch::autograd::Node {
       r.kind->broken = true;
       throw;
     }
+    if (r.run->beyond_plan().second > 0) r.strayed(r);
     for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);
     for (const auto& w : unread) check(w, step);  // hooks must not write other parameters, as in eager mode
     std::size_t held = r.run->gradients_still_held();

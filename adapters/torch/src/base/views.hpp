@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -154,16 +155,20 @@ void put_tensor(std::vector<c10::IValue>& values, const Place& o, at::Tensor t) 
     v.toList().set(static_cast<std::size_t>(o.element), c10::IValue(std::move(t)));
 }
 
-/// The arguments of a call.
+/// The arguments of a call. Operands with one view are one tensor.
 /// @param again  the call is a recomputation
 /// @param tensor returns the tensor of a view
 template <class F>
 std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
   auto stack = c.arguments;
   own_lists(stack);
-  for (const auto& o : c.operands)
-    if (!again || std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) == c.first_run_only.end())
-      put_tensor(stack, o, tensor(o.view));
+  std::map<index_t, at::Tensor> made;  // by view
+  for (const auto& o : c.operands) {
+    if (again && std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) != c.first_run_only.end()) continue;
+    const auto [known, fresh] = made.emplace(o.view, at::Tensor());
+    if (fresh) known->second = tensor(o.view);
+    put_tensor(stack, o, known->second);
+  }
   return stack;
 }
 

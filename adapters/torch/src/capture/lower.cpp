@@ -309,8 +309,11 @@ class lowering {
   call lower_call(index_t n, const traced_call& c) {
     call result{c.op, c.arguments, {}, {}, c.grad_mode, {}};
     for (std::size_t k = 0; k < c.numbers.size(); ++k) result.numbers.emplace_back(c.numbers[k], numbers_ + k);
+    std::map<std::size_t, index_t> views;  // by tensor
     for (const auto& o : c.operands) {
-      result.operands.push_back({o.at, o.element, view(o.view)});
+      const auto [known, fresh] = views.emplace(o.tensor, none);
+      if (fresh) known->second = view(o.view);
+      result.operands.push_back({o.at, o.element, known->second});
       if (is_statistics(c, o.at) && !writable_in_place(o.view.value)) result.first_run_only.push_back(o.at);
     }
     for (const auto& r : c.results) {

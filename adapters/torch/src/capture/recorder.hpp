@@ -295,12 +295,11 @@ class recorder {
   /// Replaces the arguments of a call by its known results.
   void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again);
 
-  /// Saves small data that the module may read, before a kernel writes them: the step may still continue eagerly.
+  /// Saves a small constant before a kernel writes it: the step may still continue eagerly. Other data are made again then.
   /// @param told the kernel writes the values of the step
   void keep_data(const at::Tensor& t, index_t s, bool told) const {
     if (log_->set_aside(t, told)) return;
-    const bool real = contents_[s] == contents::constant || contents_[s] == contents::kept;
-    if (real && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
+    if (contents_[s] == contents::constant && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
   }
 
   /// True if the kernel of a call runs on the host: its operands are there, or it makes a tensor there.

@@ -84,6 +84,7 @@ class host_allocator final : public c10::Allocator {
       detail::count(bytes);
     }
     if (record != nullptr) record->born(data, bytes);
+    if (plan != nullptr) plan->born(data, bytes);
     return {data, data, &release, c10::kCPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -230,6 +231,8 @@ void recording::died(const void* data) {
 void planned_allocations::start() { of_thread.plan = this; }
 void planned_allocations::stop() {
   if (of_thread.plan == this) of_thread.plan = nullptr;
+  strays_.clear();  // results, which the executor moves to their places
+  live_strays_ = 0;
 }
 std::optional<char*> planned_allocations::place(bytes_t bytes) {
   if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
@@ -242,8 +245,26 @@ std::optional<char*> planned_allocations::place(bytes_t bytes) {
   return std::nullopt;
 }
 
+void planned_allocations::born(const void* data, bytes_t bytes) {
+  if (!strayed_) return;
+  strays_[data] = bytes;
+  live_strays_ += bytes;
+  most_strays_ = std::max(most_strays_, live_strays_);
+}
+
+bytes_t planned_allocations::beyond() const {
+  bytes_t expected = 0;
+  for (auto k = next_; k < blocks_.size(); ++k)
+    if (blocks_[k].place == nullptr) expected += blocks_[k].bytes;
+  return std::max<bytes_t>(0, most_strays_ - expected);
+}
+
 void planned_allocations::died(const void* data) {
   ++deaths_;
+  if (const auto stray = strays_.find(data); stray != strays_.end()) {
+    live_strays_ -= stray->second;
+    strays_.erase(stray);
+  }
   if (const auto found = std::find(mortal_.begin(), mortal_.end(), data); found != mortal_.end()) mortal_.erase(found);
 }
 

@@ -34,6 +34,7 @@ const front_calls& calls_of_remat() {
       .born =
           [](c10::Device on, const void* data, std::size_t bytes) {
             if (auto* const record = detail::recording_on(on)) record->born(data, static_cast<bytes_t>(bytes));
+            if (auto* const plan = detail::plan_on(on)) plan->born(data, static_cast<bytes_t>(bytes));
           },
       .died = [](c10::DeviceType on, const void* data) { detail::died_on(on, data); },
       .in_arena = [](const void* data) { return detail::in_arena(data); },

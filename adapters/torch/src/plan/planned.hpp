@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -82,7 +83,8 @@ struct captured_step {
   bytes_t plain_peak = 0;  ///< of the eager step, beyond the bytes held before it
   bytes_t copy_bytes = 0;  ///< copies of written tensors for a second forward, and results of calls that run in following
   double capture_seconds = 0;
-  bool warned = false;    ///< the user was warned that it exceeds the budget
+  bool warned = false;                           ///< the user was warned that it exceeds the budget
+  std::pair<std::string, bytes_t> strayed = {};  ///< see `executor::beyond_plan`: name and line of the operation, bytes
   bool new_path = false;  ///< its forward took a path that was not planned before, so the first search is short
   std::shared_ptr<captured_step> adding, giving;  ///< the same step as `accumulating` or `giving`, made on demand
   std::atomic<bool> has_early_gradient = false;   ///< it is the `giving` variant
@@ -115,6 +117,7 @@ struct runner {
   std::shared_ptr<const bound_tensors> bound;  ///< the tensors that it uses
   bytes_t available = 0;                       ///< bytes that the plan was made for
   std::size_t steps = 0;
+  std::function<void(const runner&)> strayed = {};  ///< called if a backward has taken memory outside the plan
 };
 
 }  // namespace remat::pytorch

@@ -178,6 +178,7 @@ class known_nodes {
       for (const auto* list : {&c.operands, &c.results})
         for (const auto& o : *list)
           out << o.at << "." << o.element << ":" << step.views[o.view].sizes.size() << c10::toString(step.views[o.view].dtype);
+      for (std::size_t k = 0; k < c.operands.size(); ++k) out << "@" << first_with_view(c, k);
     }
     return out.str();
   }

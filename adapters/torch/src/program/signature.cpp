@@ -40,9 +40,11 @@ std::string signature(const program& step, const node& n, std::vector<index_t>* 
         out << "L" << a.toListRef().size() << " ";
       else
         out << a << " ";
-    for (const auto& o : c.operands) {
+    for (std::size_t k = 0; k < c.operands.size(); ++k) {
+      const auto& o = c.operands[k];
       out << "|" << o.at << "." << o.element << "=";
       tensor(o.view);
+      if (const auto first = first_with_view(c, k); first < k) out << "@" << first;
     }
     for (const auto& r : c.results) {
       out << ">" << r.at << "." << r.element << "=";

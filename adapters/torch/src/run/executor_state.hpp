@@ -280,6 +280,8 @@ struct executor::state {
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< of the last forward
   std::atomic<std::size_t> gradients_still_held = 0;
+  std::atomic<index_t> strayed_at = none;  ///< see `beyond_plan`
+  std::atomic<bytes_t> strayed_bytes = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< cache during `prepare_all`
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< likewise, by buffer and view
 };

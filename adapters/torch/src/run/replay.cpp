@@ -139,6 +139,10 @@ void executor::state::compute(std::size_t i) {
   }
   allocations->plan(s.blocks);
   for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
+  if (const auto bytes = allocations->beyond(); bytes > strayed_bytes) {
+    strayed_at = planned.node;
+    strayed_bytes = bytes;
+  }
   if (!allocations->finished())
     throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
                       ") did not give back memory as it did when it was measured; what it keeps would be overwritten");

@@ -147,6 +147,19 @@ void session::state::warn_beyond(bytes_t bytes, const char* before, const char* 
   if (bytes > 0 && beyond > 0 && warned_.insert(before).second) warn(before + format_bytes(beyond) + behind);
 }
 
+void session::state::note_strays(const runner& r) {
+  auto& s = *r.kind;
+  const auto [at, bytes] = r.run->beyond_plan();
+  if (bytes <= s.strayed.second) return;
+  const auto& n = s.step->nodes[at];
+  s.strayed = {n.name + (n.line.empty() ? "" : " (" + n.line + ")"), bytes};
+  const auto now = report(s, *r.what);
+  const auto beyond = now.total() + bytes - now.budget;
+  if (beyond > 0 && !std::exchange(s.warned, true))
+    warn(s.strayed.first + " takes " + format_bytes(bytes) + " outside of the plan, because it allocates memory in another way " +
+         "than when it was measured. Steps take up to " + format_bytes(beyond) + " beyond the budget; lower it by as much");
+}
+
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
                                const std::shared_ptr<usage>& outputs, std::size_t ahead) {
   const auto kind = [&](const auto& u) {

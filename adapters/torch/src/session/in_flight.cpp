@@ -136,7 +136,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
     r->what = plan_in_flight(*s, room.rest(), room.left, o);
     r->run = make();
   }
-  memory.runners.push_back(r);
+  add(r);
   return r;
 }
 

@@ -233,8 +233,18 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<captured_ste
     r->what = without_copies(*s, available, held_bytes, e);
     r->run = reserve(*r, held_bytes);
   }
-  memory.runners.push_back(r);
+  add(r);
   return r;
+}
+
+void session::state::add(const std::shared_ptr<runner>& r) {
+  r->strayed = [weak = weak_from_this()](const runner& of) {
+    const auto self = weak.lock();
+    if (!self) return;
+    const std::lock_guard held(self->mutex);
+    self->note_strays(of);
+  };
+  memory.runners.push_back(r);
 }
 
 std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena) {

@@ -183,6 +183,7 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
     r.unplanned += a->run->unplanned();
     r.waited += a->run->waited_seconds();
   }
+  std::tie(r.strayed, r.beyond_plan) = s.strayed;
   r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
   r.fallback = p.fallback;
   r.planned_for = s.inputs;

@@ -217,6 +217,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<runner> acquire(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs);
   /// As `acquire`, but the executor is still bound to the tensors of its last step.
   std::shared_ptr<runner> ready(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs);
+  void add(const std::shared_ptr<runner>& r);
   /// Binds an idle executor to the present tensors of the model.
   static void rebind(runner& r);
   /// As `ready`, if several steps are in flight at a time.
@@ -276,6 +277,8 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param before text of the warning before the number of bytes beyond the budget
   /// @param behind text after this number
   void warn_beyond(bytes_t bytes, const char* before, const char* behind);
+  /// Notes the memory that a step has taken outside its plan. Warns once per kind of step if that exceeds the budget.
+  void note_strays(const runner& r);
   /// The step of the same forward for another use of its outputs.
   /// @param graph  of the forward; null: the forward may run once more
   /// @param of     tensors of the model in that step

@@ -79,6 +79,8 @@ struct report {
   std::size_t operations = 0;           ///< computations in a step, recomputations included
   std::size_t recomputed = 0;           ///< recomputations in a step
   std::size_t unplanned = 0;            ///< allocations outside the plan so far
+  bytes_t beyond_plan = 0;              ///< most bytes that an operation has taken outside the plan so far
+  std::string strayed = {};             ///< name and line of that operation
   bytes_t far = 0;                      ///< reserved far memory
   bytes_t moved_out = 0, moved_in = 0;  ///< traffic per step: to far memory, from far memory
   bytes_t fetched = 0;                  ///< traffic per step: weights that lie outside the device

@@ -130,17 +130,21 @@ class planned_allocations : public placement {
     deaths_ = 0;
     strayed_ = false;
     mortal_.clear();
+    strays_.clear();
+    live_strays_ = most_strays_ = 0;
   }
   void start() override;
   void stop() override;
   bool finished() const override { return mortal_.empty(); }
   std::size_t unplanned() const override { return unplanned_; }
+  bytes_t beyond() const override;
 
   c10::Device on() const { return on_; }
   /// True if allocations on stream `s` may lie in the arena. Allocations on other streams must not.
   virtual bool follows(c10::Stream) const { return true; }
-  std::optional<char*> place(bytes_t bytes);  ///< for the allocator: address of the next allocation; nothing if unplanned
-  void died(const void* data);                ///< for the allocator
+  std::optional<char*> place(bytes_t bytes);   ///< for the allocator: address of the next allocation; nothing if unplanned
+  void born(const void* data, bytes_t bytes);  ///< for the allocator: a block that it has placed itself
+  void died(const void* data);                 ///< for the allocator
 
  private:
   c10::Device on_;
@@ -149,7 +153,9 @@ class planned_allocations : public placement {
   int deaths_ = 0;
   std::vector<const void*> mortal_;  ///< addresses of live blocks that die before the plan ends
   bool strayed_ = false;
-  std::atomic<std::size_t> unplanned_ = 0;  ///< atomic, as other threads read it
+  std::unordered_map<const void*, bytes_t> strays_;  ///< live blocks outside the plan
+  bytes_t live_strays_ = 0, most_strays_ = 0;        ///< their bytes: now, at most
+  std::atomic<std::size_t> unplanned_ = 0;           ///< atomic, as other threads read it
 };
 
 /// State of the default generator of the host.

@@ -90,6 +90,7 @@ struct generator_origin {
 };
 
 /// Binds view `view` to argument (or result) `at` of a call. `element` is the position in a list; -1 if `at` is a tensor.
+/// Operands of a call that are one tensor have one view, because kernels may ask for that (`query.is_same(key)`).
 struct operand {
   int at = 0, element = -1;
   index_t view = none;
