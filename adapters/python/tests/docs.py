@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the snippets of README and docs/.
 
-The Python blocks of a page run in order, in one process and one namespace, in an empty folder. A block behind a comment `<!-- from FILE -->` is
-a quotation and does not run: its lines must be in FILE, which other tests run or compile. In a quotation, a line `...` stands for skipped lines.
+The Python blocks of a page run in order, in one process and one namespace, in an empty folder. The process is
+forked after the import of PyTorch. A block behind a comment `<!-- from FILE -->` is a quotation and does not run: its lines must be in FILE,
+which other tests run or compile. In a quotation, a line `...` stands for skipped lines.
 Every C++ block needs this comment. Of sh blocks, the lines `build/remat ...` run if the program is given, and the lines `python -m remat ...`
 run with docs/snippets on the import path.
 
@@ -11,16 +12,21 @@ usage: docs.py [PROGRAM] [PAGE...]: PROGRAM is the path of `remat`; pages are re
 """
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tempfile
+from typing import IO
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "docs/snippets")])}
+SNIPPETS = str(ROOT / "docs/snippets")
+os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), SNIPPETS])}
 BLOCK = re.compile(r"(?:<!-- from (?P<source>\S+) -->\n)?^```(?P<kind>python|cpp|sh)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
@@ -49,8 +55,22 @@ def run_python(page: str, text: str) -> str | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "page.py").write_text("\n".join(script))
-        done = subprocess.run([sys.executable, "page.py"], cwd=folder, text=True, capture_output=True, env=ENVIRONMENT)
-    return None if done.returncode == 0 else f"{page}: {done.stdout}{done.stderr}"
+        with tempfile.TemporaryFile("w+") as output:
+            process = multiprocessing.get_context("fork").Process(target=run_script, args=(folder, output))
+            process.start()
+            process.join()
+            output.seek(0)
+            return None if process.exitcode == 0 else f"{page}: exit status {process.exitcode}: {output.read()}"
+
+
+def run_script(folder: str, output: IO[str]) -> None:
+    """Runs page.py of a folder in this process, which has been forked after the imports that pages share."""
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    os.chdir(folder)
+    sys.path[0], sys.argv[1:] = folder, []
+    sys.path.append(SNIPPETS)
+    runpy.run_path("page.py", run_name="__main__")
 
 
 def run_shell(page: str, code: str, program: str | None) -> list[str]:
@@ -63,7 +83,7 @@ def run_shell(page: str, code: str, program: str | None) -> list[str]:
             called = program if line.startswith("build/remat ") else sys.executable if line.startswith("python -m remat ") else None
             if called:
                 words = [called, *shlex.split(line, comments=True)[1:]]
-                done = subprocess.run(words, cwd=folder, text=True, capture_output=True, env=ENVIRONMENT)
+                done = subprocess.run(words, cwd=folder, text=True, capture_output=True)
                 if done.returncode:
                     failures.append(f"{page}: {line}: exit status {done.returncode}: {done.stdout}{done.stderr}")
     return failures
@@ -88,6 +108,7 @@ if __name__ == "__main__":
     arguments = sys.argv[1:]
     program = str(pathlib.Path(arguments.pop(0)).resolve()) if arguments and not arguments[0].endswith(".md") else None
     pages = [ROOT / name for name in arguments] or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    importlib.import_module("torch")  # before all forks
     failures = [failure for page in pages for failure in check(page, program)]
     print("\n".join(failures) or f"the snippets of {len(pages)} pages do what they should")
     sys.exit(bool(failures))

@@ -70,10 +70,10 @@ def told_by(target, *args):
         return f"{type(e).__name__}: {e}"
 
 
-def in_group(rank, port, processes, target, cases, queue):
+def in_group(rank, environment, processes, target, cases, queue):
     """Body of a process of the group: runs `target` on each case and puts the results into the queue."""
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(environment)  # that of the test, and not of the server that forked this process
     dist.init_process_group("gloo", rank=rank, world_size=processes)
     try:
         queue.put((rank, [told_by(target, rank, *case) for case in cases]))
@@ -82,13 +82,18 @@ def in_group(rank, port, processes, target, cases, queue):
 
 
 def together(target, *cases, processes=2):
-    """Runs `target` on all cases in one group of processes, because processes start slowly. Returns the results of all processes per case."""
+    """Runs `target` on all cases in one group of processes. Returns the results of all processes per case.
+
+    The processes are forked by a server that has imported PyTorch, because the import takes seconds.
+    """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "remat", "torch.distributed.fsdp", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"])
     queue = context.SimpleQueue()
-    torch.multiprocessing.spawn(in_group, (port, processes, target, cases, queue), nprocs=processes)
+    torch.multiprocessing.start_processes(in_group, (environment, processes, target, cases, queue), nprocs=processes, start_method="forkserver")
     return list(zip(*(told for _, told in sorted((queue.get() for _ in range(processes)), key=lambda x: x[0])), strict=True))
 
 
