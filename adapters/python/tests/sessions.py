@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions: exceptions of signal handlers, closed sessions, and optimizers of users."""
 
+import copy
 import signal
 import unittest
 
@@ -58,6 +59,28 @@ class Sessions(unittest.TestCase):
         with self.assertRaisesRegex(remat.Error, "closed"):
             session.set_budget("90% of activations")
         self.assertFalse(remat.is_wrapped(model))
+
+    def test_groups_that_no_fused_kernel_supports(self):
+        def stepped(make):
+            torch.manual_seed(0)
+            weights = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, dtype=torch.complex64)), nn.Parameter(torch.randn(6))]
+            optimizer = make(weights[:1])
+            optimizer.add_param_group({"params": weights[1]})
+            optimizer.add_param_group({"params": weights[2], "foreach": True})
+            optimizer = copy.deepcopy(optimizer)
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = torch.randn_like(p)
+            optimizer.step()
+            return [p.detach() for group in optimizer.param_groups for p in group["params"]]
+
+        for cls in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+            with self.subTest(cls.__name__):
+                plain, ours = stepped(lambda p: cls(p, 0.1, foreach=False)), stepped(lambda p: remat.optimizer(p, cls, lr=0.1))
+                self.assertTrue(all(map(torch.equal, plain, ours)))
+        positional = 0.1, 0.0, 0.0, 0.0, 1e-10, True
+        plain, ours = (stepped(lambda p: cls(p, *positional)) for cls in (torch.optim.Adagrad, remat.offloaded(torch.optim.Adagrad)))
+        self.assertTrue(all(map(torch.equal, plain, ours)))
 
 
 if __name__ == "__main__":
