@@ -47,6 +47,23 @@ class Sessions(unittest.TestCase):
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
+    def test_ctrl_c_ends_calls_with_many_searches(self):
+        def handler(*_):
+            raise KeyboardInterrupt
+
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 64 + i), nn.GELU(), nn.Linear(64 + i, 32)) for i in range(60)))
+        args = torch.randn(64, 32),
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            for take in (lambda: remat.fit(model, args, device=DEVICE), lambda: remat.curve(model, args, device=DEVICE, gap=0),
+                         lambda: remat.largest(lambda n: torch.zeros(n, 32), model, device=DEVICE, budget="1 MiB")):
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+                with self.assertRaises(KeyboardInterrupt):
+                    take()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
     def test_states_of_an_optimizer(self):
         model = nn.Linear(8, 8)
         found = remat.fit(model, (torch.randn(4, 8),), device=DEVICE, optimizer=Momentum(model.parameters(), 0.1), budget="1 GiB")
