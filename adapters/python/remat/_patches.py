@@ -110,6 +110,7 @@ class _Parts(threading.local):
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int, bool]] = []  # parts that ran without data: first call, end of the calls, whether all calls run again
+        self.began: int | None = None  # in a reentrant part: number of its first node of autograd. Eager mode makes no nodes there
         self.for_some = False  # the backward is for chosen tensors, which reentrant autograd does not support
 
 
@@ -174,10 +175,22 @@ def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
         if since is None and trained:
             raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",
                           advice="follow=True, use_reentrant=False, or no checkpoint: the planner decides what is recomputed")
-        with torch.set_grad_enabled(trained), _part(since, True) if trained else contextlib.nullcontext():
-            return function(*args)
+        began = _parts.began
+        torch.utils.checkpoint.check_backward_validity([a for a in args if isinstance(a, torch.Tensor) and _made_before(a, began)])  # may warn
+        if trained and began is None:
+            _parts.began = torch._C._autograd._get_sequence_nr()
+        try:
+            with torch.set_grad_enabled(trained), _part(since, True) if trained else contextlib.nullcontext():
+                return function(*args)
+        finally:
+            _parts.began = began
 
     return apply
+
+
+def _made_before(t: torch.Tensor, node: int | None) -> bool:
+    """True if the graph of `t` was complete before the node with this number; None: always."""
+    return node is None or t.grad_fn is None or t.grad_fn._sequence_nr() < node
 
 
 def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
