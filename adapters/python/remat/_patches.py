@@ -21,7 +21,10 @@ from ._errors import Refused
 _READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
 _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # methods that expose the memory, so that it may be written, too
-_OF_STORAGES = ("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "resize_", "is_shared", "share_memory_", "is_pinned", "pin_memory")
+_OF_GENERATORS = ("get_state", "clone_state", "graphsafe_get_state", "initial_seed", "get_offset", "philox_state", "__reduce__")
+_OF_STORAGES = ("__getitem__", "__setitem__", "_byteswap", "_get_filename", "_get_shared_fd", "_set_from_file", "_share_cuda_", "_share_fd_cpu_",
+                "_share_filename_cpu_", "_write_file", "copy_", "data_ptr", "fill_", "resize_", "is_shared", "share_memory_", "is_pinned",
+                "pin_memory")
 
 
 def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
@@ -295,13 +298,8 @@ def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> No
     torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
-    device = torch.accelerator.current_accelerator()
-    of_device = [torch.get_device_module(device)] if device is not None and device.type != "cuda" else []
-    modules: tuple[Any, ...] = (torch, torch.random, torch.cuda, torch.cuda.random, *of_device)
-    for module in modules:
-        for name in ("get_rng_state", "initial_seed"):
-            if (original := getattr(module, name, None)) is not None:
-                setattr(module, name, _first(original, lambda *_: _torch.about_to_read_generator()))
+    for name in _OF_GENERATORS:
+        _torch.set_method(torch.Generator, name, _first(getattr(torch.Generator, name), _torch.about_to_read_generator))
     torch.utils.swap_tensors = _first(torch.utils.swap_tensors, let_go, 2)
     torch.nn.Module.__setattr__ = _setattr(torch.nn.Module.__setattr__, take_forward)  # type: ignore[method-assign]
     operator = torch._ops.HigherOrderOperator
