@@ -95,6 +95,10 @@ PYBIND11_MODULE(_torch, m) {
   rp::when_gradients_move([] { return static_cast<int>(PyGILState_Ensure()); },
                           [](int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); });
   rp::set_source_line_callback(remat::python::caller_line());
+  rp::set_handler_query([] {
+    const py::gil_scoped_acquire gil;
+    return py::module_::import("remat._handlers").attr("has_handler")().cast<bool>();
+  });
   m.def("capturing", &rp::capturing);
   m.def("weights_disguised", &rp::weights_disguised);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));

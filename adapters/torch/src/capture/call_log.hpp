@@ -110,6 +110,12 @@ class call_log {
   ///         writes a weight whose memory is elsewhere
   /// @throws what a kernel throws
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
+  /// Runs the kernel of the next call on copies of its arguments, after all calls so far, and drops its results.
+  /// @param calls as for `run_ahead`
+  /// @param stack ends with the arguments
+  /// @return false if the calls cannot run ahead
+  /// @throws what the kernel throws
+  bool try_kernel(const std::vector<traced_call>& calls, const c10::OperatorHandle& op, const ::torch::jit::Stack& stack);
   /// Gives tensors from outside their data from before the forward, until the next `run_ahead`.
   void show_before() const;
   /// Call this before a kernel writes out of turn. Sets data aside that calls ahead of the plan have made, until the next

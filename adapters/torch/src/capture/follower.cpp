@@ -67,6 +67,12 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   std::optional<::torch::jit::Stack> made;  // results of a call that runs ahead of the plan
   if (call().ahead || !call().positions.empty())
     if (const auto why = ask(op, stack, positions, made)) return leave(*why);
+  if (call().caught) {
+    from_first_ = true;
+    if (!log_->try_kernel(recorded().calls, op, stack))
+      return leave(op.schema().name() + " may raise an error that the module handles" + not_ahead);
+    from_first_ = false;
+  }
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
   for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));

@@ -78,6 +78,7 @@ const char* follower::differs(const c10::OperatorHandle& op, const ::torch::jit:
   }
   if (why == nullptr && k < c.operands.size()) why = "one tensor less than planned";
   if (why == nullptr && c.draws && !generator().is_at(*c.draws)) why = "another state of the generator than planned";
+  if (why == nullptr && !backward_ && may_be_caught(op) != c.caught) why = "called inside `try`, or no longer";
   return why;
 }
 
