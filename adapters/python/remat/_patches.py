@@ -13,12 +13,13 @@ from typing import Any, Callable, Iterator
 
 import torch
 import torch.utils.checkpoint
+import torch.utils.dlpack
 from torch._functorch.autograd_function import custom_function_call
 
 from . import _torch
 from ._errors import Refused
 
-_READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
+_READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__", "is_pinned")
 _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # methods that expose the memory, so that it may be written, too
 _OF_GENERATORS = ("get_state", "clone_state", "graphsafe_get_state", "initial_seed", "get_offset", "philox_state", "__reduce__")
@@ -289,6 +290,8 @@ def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> No
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
+    for module in (torch, torch.utils.dlpack):
+        module.to_dlpack = _first(module.to_dlpack, functools.partial(_torch.about_to_read, may_write=True))  # type: ignore[attr-defined]
     for owner, name in ((threading.Thread, "start"), (concurrent.futures.ThreadPoolExecutor, "submit")):
         setattr(owner, name, _first(getattr(owner, name), _leave_for_thread, 0))
     for name in _OF_STORAGES:

@@ -4,7 +4,9 @@
 import logging
 import unittest
 
+import numpy
 import torch
+import torch.utils.dlpack
 from torch import nn
 
 import remat
@@ -161,6 +163,21 @@ class Members(Test):
         self.check_named(Keeping, "an array over that memory", step, plans=False)
         self.check_named(Once, "an array over that memory", step)
         self.check_named(Later, "an array over that memory", step)
+
+    def test_memory_for_other_libraries(self):
+        takes = {
+            "a tensor": torch.from_dlpack, "a capsule": lambda t: torch.from_dlpack(t.__dlpack__()), "an old capsule": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+            "an array": lambda t: torch.as_tensor(numpy.from_dlpack(t)), "pinned": lambda t: t * (2 if t.is_pinned() else 3),
+            "a device": lambda t: t * int(t.__dlpack_device__()[0]), "written": lambda t: torch.from_dlpack(t).mul_(2) + t,
+            "of a constant": lambda t: torch.from_dlpack(torch.arange(48.0)) * t.mean(), "of a parameter": lambda t: t}
+
+        for name, take in takes.items():
+            class Lends(Net):
+                def act(self, h):
+                    return h.tanh() + take(h.detach() * 2) * take(self.norm.bias.detach())
+
+            with self.subTest(name):
+                self.check(Lends)
 
     def test_parameters_frozen_and_thawed(self):
         class Freezing(Net):

@@ -126,6 +126,8 @@ class call_log {
   bool set_aside(const at::Tensor& t, bool leave);
   /// True if the storage holds data of the calls that have run ahead.
   bool has_made(const c10::StorageImpl* s) const;
+  /// True if a later call may free these data, which calls have made ahead.
+  bool may_free(const c10::StorageImpl* s) const { return made_.count(s) > 0 && !is_pinned(s); }
   /// From now on the module may read this memory at any time.
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }

@@ -140,7 +140,7 @@ bool follower::show(const at::Tensor& t, bool may_write) {
     if (live_[s].address() != storage_of(t)) continue;
     if (backward_ && written_[s]) return false;  // the writing call has not run
     if (!has_memory(t) && !backward_ && !written_[s]) run_now(candidates_[current_].what->constants);
-    if (!backward_ && (written_[s] || !has_memory(t))) {
+    if (!backward_ && (written_[s] || !has_memory(t) || (may_write && log_->may_free(storage_of(t))))) {
       if ((may_write && recorded().storages[s].slot != none) || !run_ahead({t}) || !has_memory(t)) return false;
       if (may_write) {
         log_->pin(t);

@@ -85,7 +85,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
 
 void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
   if (eager() || !t.has_storage()) return;
-  if (!r.shows(t)) {
+  if (!r.shows(t) || (may_write && log_->may_free(storage_of(t)))) {
     const bool there = r.knows(t) && !(may_write && r.outside(t)) && r.run_ahead({t});
     if (!there || !has_memory(t)) return diverge(r, reads_memory);
     if (!may_write) return;
