@@ -187,6 +187,38 @@ class Members(Test):
 
         self.check_named(Freezing, "requires a gradient")
 
+    def test_memory_that_is_filled_by_hand(self):
+        def new(model, size=48):
+            t = torch.empty(size)
+            t.numpy()[:] = model.k
+            return t
+
+        def viewed(model):
+            return new(model).view(6, 8).t().reshape(48)
+
+        def large(model):
+            return new(model, 300_000).mean()
+
+        def kept(model):
+            model.array[:] = model.k
+            return model.view * 2
+
+        def written(model):
+            model.array[:] = model.k
+            return torch.from_numpy(model.array).add_(1)
+
+        for fill in (new, viewed, large, kept, written):
+            class Fills(Net):
+                def begin(self):
+                    self.array = numpy.zeros(48, numpy.float32)
+                    self.view = torch.from_numpy(self.array)
+
+                def act(self, h):
+                    return h.tanh() * fill(self)
+
+            with self.subTest(fill.__name__):
+                self.check(Fills, counting)
+
     def test_parameters_frozen_before_the_backward(self):
         """The gradients that are there stay as they are."""
         def step(model, x, k):

@@ -182,6 +182,8 @@ class call_log {
     void put_back() const;  ///< copies `data` to the storage
   };
   const saved_storage* exposed(const at::Tensor& t) const;
+  /// True if the module has access to the memory of a tensor, perhaps by another storage (`torch.from_numpy(t.numpy())`).
+  bool overlaps_exposed(const at::Tensor& t) const;
   std::vector<saved_storage> kept_, exposed_;
   std::size_t stale_ = 0;  ///< first entry of `kept_` that was not yet put back for calls that run ahead
   bool filled_ = false;

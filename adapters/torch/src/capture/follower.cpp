@@ -150,8 +150,8 @@ bool follower::show(const at::Tensor& t, bool may_write) {
     }
     if (!has_memory(t)) return false;
     const auto k = recorded().storages[s].slot;
-    const bool filled_by_hand = k != none && recorded().slots[k].from == role::constant;
-    const bool watch = filled_by_hand ? looked_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
+    const bool by_hand = k != none && (candidates_[current_].what->by_hand[k] || recorded().slots[k].from == role::constant);
+    const bool watch = by_hand ? looked_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
     if (may_write && log_ && watch) log_->expose(t);
   }
   return has_memory(t);
