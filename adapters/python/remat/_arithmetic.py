@@ -64,12 +64,12 @@ def bare(f: Callable[..., Any]) -> Callable[..., Any]:
     return torch.no_grad()(plain) if code is _WITHOUT_GRAD else plain
 
 
-def may_fuse(params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+def may_fuse(params: list[Any], options: dict[str, Any]) -> bool:
     """True if the user has not chosen a kernel, and the fused kernel supports these parameters."""
     groups = [g for g in params if isinstance(g, dict)]
     if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
         return False
-    if any(isinstance(v, torch.Tensor) for told in (options, *groups) for k, v in told.items() if k != "params") or any(isinstance(a, torch.Tensor) for a in args):
+    if any(isinstance(v, torch.Tensor) for told in (options, *groups) for k, v in told.items() if k != "params"):
         return False
     return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in members(params))
 

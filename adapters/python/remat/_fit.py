@@ -210,7 +210,9 @@ def _session(model: torch.nn.Module, args: Any, kwargs: Any, device: Any, optimi
     check_model(model)
     there = card_for(device, model, _tree.tensors_in((args, kwargs)))
     options = Options(time_limit=_SHORT, on_new_shape="plan", cache=False, optimizer=optimizer_bytes(optimizer, model), device=parts_of(there.roofline))
-    return there, prepared(model, options)
+    session = prepared(model, options)
+    session._run.end_when_interrupted()
+    return there, session
 
 
 def _planned(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, limit: int, name: str) -> FitPoint | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import numbers
 import os
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, cast
@@ -126,8 +127,9 @@ class _Offloaded(torch.optim.Optimizer):
             if self._there is not None and told is not None and told[1] == "auto":
                 self._there = faster(lambda place: _derived(cast(Any, self._plain), None, None, "after", 1, None if place is None else (str(place), "device")),
                                      self._there, params, args, options, PARCEL)
-            if self._there is None and self._plain in FUSED and may_fuse(params, args, options):
-                options["fused"] = True
+            chosen = {**inspect.signature(self._plain).bind_partial(params, *args).arguments, **options} if args else options
+            if self._there is None and self._plain in FUSED and may_fuse(params, chosen):
+                options["fused"] = self._fuses = True
         super().__init__(params, *args, **options)
         self._settle(self.state)
 
@@ -137,6 +139,7 @@ class _Offloaded(torch.optim.Optimizer):
         self._disk = None if disk is None else Disk(disk, disk_budget)
         self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # layouts of the states, for parameters that are alike
         self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # reserved tensors on the disk, for states that do not exist yet
+        self._fuses = False  # uses fused kernels, which the user has not asked for
         self._failure: str | None = None  # message about a failure of the disk, after which no step is possible
         self._freed = 0  # bytes freed since the last trim
         self._bytes = 0, 0  # bytes written and read by the last step
@@ -169,8 +172,11 @@ class _Offloaded(torch.optim.Optimizer):
         bare(super().zero_grad)(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        given = list(param_group) if isinstance(param_group, dict) else []
         bare(super().add_param_group)(param_group)
         added = self.param_groups[-1]
+        if self._fuses and "fused" not in given and not may_fuse([{key: added[key] for key in given}], {}):
+            added["fused"] = False
         for flag in ("differentiable", "capturable"):
             if added.get(flag):
                 del self.param_groups[-1]
@@ -204,7 +210,7 @@ class _Offloaded(torch.optim.Optimizer):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._overlap is not None:
             self._overlap.check_idle("a copy of the optimizer")
-        return _empty, (self._plain, *self._options[:4], None if self._there is None else (str(self._there), "device")), self.__getstate__()
+        return _empty, (self._plain, *self._options[:4], None if self._there is None else (str(self._there), "device")), {**self.__getstate__(), "_fuses": self._fuses}
 
     def memory(self) -> dict[str, int]:
         """Bytes of states: in `memory`, on the `disk` (reserved), and copied `to_disk` and `from_disk` by the last step."""

@@ -13,15 +13,19 @@ from typing import Any, Callable, Iterator
 
 import torch
 import torch.utils.checkpoint
+import torch.utils.dlpack
 from torch._functorch.autograd_function import custom_function_call
 
 from . import _torch
 from ._errors import Refused
 
-_READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
+_READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__", "is_pinned")
 _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # methods that expose the memory, so that it may be written, too
-_OF_STORAGES = ("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "resize_", "is_shared", "share_memory_", "is_pinned", "pin_memory")
+_OF_GENERATORS = ("get_state", "clone_state", "graphsafe_get_state", "initial_seed", "get_offset", "philox_state", "__reduce__")
+_OF_STORAGES = ("__getitem__", "__setitem__", "_byteswap", "_get_filename", "_get_shared_fd", "_set_from_file", "_share_cuda_", "_share_fd_cpu_",
+                "_share_filename_cpu_", "_write_file", "copy_", "data_ptr", "fill_", "resize_", "is_shared", "share_memory_", "is_pinned",
+                "pin_memory")
 
 
 def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
@@ -110,6 +114,7 @@ class _Parts(threading.local):
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int, bool]] = []  # parts that ran without data: first call, end of the calls, whether all calls run again
+        self.began: int | None = None  # in a reentrant part: number of its first node of autograd. Eager mode makes no nodes there
         self.for_some = False  # the backward is for chosen tensors, which reentrant autograd does not support
 
 
@@ -174,10 +179,22 @@ def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
         if since is None and trained:
             raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",
                           advice="follow=True, use_reentrant=False, or no checkpoint: the planner decides what is recomputed")
-        with torch.set_grad_enabled(trained), _part(since, True) if trained else contextlib.nullcontext():
-            return function(*args)
+        began = _parts.began
+        torch.utils.checkpoint.check_backward_validity([a for a in args if isinstance(a, torch.Tensor) and _made_before(a, began)])  # may warn
+        if trained and began is None:
+            _parts.began = torch._C._autograd._get_sequence_nr()
+        try:
+            with torch.set_grad_enabled(trained), _part(since, True) if trained else contextlib.nullcontext():
+                return function(*args)
+        finally:
+            _parts.began = began
 
     return apply
+
+
+def _made_before(t: torch.Tensor, node: int | None) -> bool:
+    """True if the graph of `t` was complete before the node with this number; None: always."""
+    return node is None or t.grad_fn is None or t.grad_fn._sequence_nr() < node
 
 
 def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
@@ -273,6 +290,8 @@ def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> No
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
+    for module in (torch, torch.utils.dlpack):
+        module.to_dlpack = _first(module.to_dlpack, functools.partial(_torch.about_to_read, may_write=True))  # type: ignore[attr-defined]
     for owner, name in ((threading.Thread, "start"), (concurrent.futures.ThreadPoolExecutor, "submit")):
         setattr(owner, name, _first(getattr(owner, name), _leave_for_thread, 0))
     for name in _OF_STORAGES:
@@ -282,13 +301,8 @@ def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> No
     torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
-    device = torch.accelerator.current_accelerator()
-    of_device = [torch.get_device_module(device)] if device is not None and device.type != "cuda" else []
-    modules: tuple[Any, ...] = (torch, torch.random, torch.cuda, torch.cuda.random, *of_device)
-    for module in modules:
-        for name in ("get_rng_state", "initial_seed"):
-            if (original := getattr(module, name, None)) is not None:
-                setattr(module, name, _first(original, lambda *_: _torch.about_to_read_generator()))
+    for name in _OF_GENERATORS:
+        _torch.set_method(torch.Generator, name, _first(getattr(torch.Generator, name), _torch.about_to_read_generator))
     torch.utils.swap_tensors = _first(torch.utils.swap_tensors, let_go, 2)
     torch.nn.Module.__setattr__ = _setattr(torch.nn.Module.__setattr__, take_forward)  # type: ignore[method-assign]
     operator = torch._ops.HigherOrderOperator

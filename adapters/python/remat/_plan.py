@@ -108,6 +108,7 @@ def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[st
     _options.number("points", points, numbers.Integral, 1, MOST_POINTS)
     options = Options(solver=solver, solver_options=solver_options, time_limit=time_limit, gap=gap, seed=seed, device=parts_of(device))
     session = prepared(model, options)
+    session._run.end_when_interrupted()
     session._prepare(model, args, kwargs)
     found, picture = session._run.curve(session._options.solver_name(), dict(session._options.solver_options), time_limit, gap, seed, points)
     return Curve(found, session.plan["plain_seconds"], picture)

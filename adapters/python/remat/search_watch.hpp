@@ -35,12 +35,14 @@ class interruption {
     return remat::control::stop;
   }
   bool pressed() const { return pressed_; }
-  /// Raises the exception of the signal handler, except KeyboardInterrupt: Ctrl-C only ends the search.
-  void raise_other() {
+  /// Raises the exception of the signal handler. A KeyboardInterrupt is raised only after `always_raise`: otherwise, Ctrl-C only
+  /// ends the search.
+  void raise_if_pressed() {
     if (!pressed_) return;
     py::gil_scoped_acquire hold;
-    if (!PyErr_GivenExceptionMatches(exception_->ptr(), PyExc_KeyboardInterrupt)) raise();
+    if (always_ || !PyErr_GivenExceptionMatches(exception_->ptr(), PyExc_KeyboardInterrupt)) raise();
   }
+  void always_raise() { always_ = true; }
   /// Raises the exception of the signal handler.
   [[noreturn]] void raise() {
     py::gil_scoped_acquire hold;
@@ -64,6 +66,7 @@ class interruption {
     return value;
   }
   std::atomic<bool> pressed_ = false;
+  bool always_ = false;
   std::shared_ptr<py::object> exception_;
 };
 

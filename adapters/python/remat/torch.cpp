@@ -2,6 +2,7 @@
 /// @file
 /// The module `remat._torch`: bindings of captures, devices and memory. Sessions are in torch_sessions.cpp, disks in
 /// torch_disks.cpp.
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -73,6 +74,13 @@ std::string effect_of(::torch::autograd::Node& node) {
   return py::module_::import("remat._effects").attr("effect_of")(py::handle(function)).cast<std::string>();
 }
 
+/// Replaces a method of a class of C++, whose attributes Python code cannot set.
+void set_method(const py::type& of, const std::string& name, const py::function& method) {
+  auto* const type = reinterpret_cast<PyTypeObject*>(of.ptr());
+  if (PyDict_SetItemString(type->tp_dict, name.c_str(), method.ptr()) != 0) throw py::error_already_set();
+  PyType_Modified(type);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_torch, m) {
@@ -87,6 +95,10 @@ PYBIND11_MODULE(_torch, m) {
   rp::when_gradients_move([] { return static_cast<int>(PyGILState_Ensure()); },
                           [](int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); });
   rp::set_source_line_callback(remat::python::caller_line());
+  rp::set_handler_query([] {
+    const py::gil_scoped_acquire gil;
+    return py::module_::import("remat._handlers").attr("has_handler")().cast<bool>();
+  });
   m.def("capturing", &rp::capturing);
   m.def("weights_disguised", &rp::weights_disguised);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));
@@ -94,7 +106,10 @@ PYBIND11_MODULE(_torch, m) {
     const rp::observing_gradient now(t);
     return f(t, *args, **kwargs);
   });
-  m.def("about_to_read_generator", &rp::about_to_read_generator);
+  m.def("about_to_read_generator", [](const at::Generator& g) {
+    if (g == at::globalContext().defaultGenerator(g.device())) rp::about_to_read_generator();
+  });
+  m.def("set_method", &set_method);
   m.def("fall_back_to_eager", &rp::fall_back_to_eager);
   m.def("may_copy", &rp::may_copy);
   m.def("without_recording_keys", [](bool recorded, const py::function& f, const py::args& args, const py::kwargs& kwargs) {

@@ -129,7 +129,7 @@ class python_session {
     translated([&] {
       try {
         f();
-        interrupted_->raise_other();
+        interrupted_->raise_if_pressed();
       } catch (const rp::over_budget&) {
         if (interrupted_->pressed()) interrupted_->raise();
         throw;
@@ -293,7 +293,7 @@ class python_session {
       found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto", solver_options),
                                   remat::limits{.seconds = seconds, .seed = seed, .gap = gap},
                                   [&](const remat::progress&) { return interrupted_->look(); });
-      interrupted_->raise_other();
+      interrupted_->raise_if_pressed();
       if (interrupted_->pressed() && std::none_of(found.begin(), found.end(), [](const auto& r) { return r.found(); }))
         interrupted_->raise();
       return remat::curve_svg({{solver, found}}, {.title = p.name(), .base = run_->report().store_all_seconds});
@@ -319,6 +319,8 @@ class python_session {
   void release() {
     translated([&] { run_->release(); });
   }
+  /// From now on, Ctrl-C ends a call with KeyboardInterrupt, and not only its search. For functions that search many times.
+  void end_when_interrupted() { interrupted_->always_raise(); }
 
  private:
   std::shared_ptr<interruption> interrupted_;
@@ -388,7 +390,8 @@ void bind_sessions(py::module_& m) {
       .def("parts", bound<&python_session::parts>)
       .def("curve", bound<&python_session::curve>)
       .def("set_budget", bound<&python_session::set_budget>)
-      .def("release", bound<&python_session::release>);
+      .def("release", bound<&python_session::release>)
+      .def("end_when_interrupted", bound<&python_session::end_when_interrupted>);
 }
 
 }  // namespace remat::python

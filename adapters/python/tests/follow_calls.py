@@ -4,6 +4,7 @@
 import gc
 import logging
 import unittest
+import warnings
 import weakref
 
 import emulated
@@ -60,6 +61,25 @@ class Checkpoints(Test):
             with self.subTest(act.__name__), self.assertLogs("remat", logging.WARNING) as seen:
                 self.check(Net, act)
             self.assertEqual(len(seen.output), 1)
+
+
+    def test_warnings(self):
+        """Eager mode runs a reentrant part without gradients, so the inputs of parts inside need none."""
+        def inner(h):
+            return checkpoint(torch.tanh, h, use_reentrant=True)
+
+        for part, told in ((inner, False), (lambda h: inner(h.sin()), True), (lambda h: h + inner(h.detach()), True)):
+            class Nested(Net):
+                def act(self, h):
+                    return checkpoint(part, h, use_reentrant=True)
+
+            for wrap in (lambda m: m, lambda m: remat.wrap(m, cache=False)):
+                model = wrap(Nested())
+                for _ in range(2):
+                    with warnings.catch_warnings(record=True) as seen:
+                        warnings.simplefilter("always")
+                        model(torch.randn(32, 16))
+                    self.assertEqual(any("None of the inputs have requires_grad" in str(w.message) for w in seen), told)
 
 
 class Numbers(Test):

@@ -4,7 +4,9 @@
 import logging
 import unittest
 
+import numpy
 import torch
+import torch.utils.dlpack
 from torch import nn
 
 import remat
@@ -162,6 +164,21 @@ class Members(Test):
         self.check_named(Once, "an array over that memory", step)
         self.check_named(Later, "an array over that memory", step)
 
+    def test_memory_for_other_libraries(self):
+        takes = {
+            "a tensor": torch.from_dlpack, "a capsule": lambda t: torch.from_dlpack(t.__dlpack__()), "an old capsule": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
+            "an array": lambda t: torch.as_tensor(numpy.from_dlpack(t)), "pinned": lambda t: t * (2 if t.is_pinned() else 3),
+            "a device": lambda t: t * int(t.__dlpack_device__()[0]), "written": lambda t: torch.from_dlpack(t).mul_(2) + t,
+            "of a constant": lambda t: torch.from_dlpack(torch.arange(48.0)) * t.mean(), "of a parameter": lambda t: t}
+
+        for name, take in takes.items():
+            class Lends(Net):
+                def act(self, h):
+                    return h.tanh() + take(h.detach() * 2) * take(self.norm.bias.detach())
+
+            with self.subTest(name):
+                self.check(Lends)
+
     def test_parameters_frozen_and_thawed(self):
         class Freezing(Net):
             def act(self, h):
@@ -169,6 +186,38 @@ class Members(Test):
                 return h.tanh()
 
         self.check_named(Freezing, "requires a gradient")
+
+    def test_memory_that_is_filled_by_hand(self):
+        def new(model, size=48):
+            t = torch.empty(size)
+            t.numpy()[:] = model.k
+            return t
+
+        def viewed(model):
+            return new(model).view(6, 8).t().reshape(48)
+
+        def large(model):
+            return new(model, 300_000).mean()
+
+        def kept(model):
+            model.array[:] = model.k
+            return model.view * 2
+
+        def written(model):
+            model.array[:] = model.k
+            return torch.from_numpy(model.array).add_(1)
+
+        for fill in (new, viewed, large, kept, written):
+            class Fills(Net):
+                def begin(self):
+                    self.array = numpy.zeros(48, numpy.float32)
+                    self.view = torch.from_numpy(self.array)
+
+                def act(self, h):
+                    return h.tanh() * fill(self)
+
+            with self.subTest(fill.__name__):
+                self.check(Fills, counting)
 
     def test_parameters_frozen_before_the_backward(self):
         """The gradients that are there stay as they are."""

@@ -191,9 +191,21 @@ class Reversible(Net):
         return Frees.apply(h + 0).tanh()
 
 
-class FirstByte(Net):
-    def act(self, h):
-        return h * (1 + h.detach().clone().untyped_storage()[0] / 1000)
+#: numbers that a module takes from a new tensor through its storage
+STORAGES = {
+    "the first byte": lambda t: t.untyped_storage()[0],
+    "the name of the file": lambda t: len(t.untyped_storage().filename or ""),
+    "shared": lambda t: t.share_memory_().is_shared(),
+    "bytes in another order": lambda t: t.untyped_storage().byteswap(t.dtype) or t.nan_to_num().clamp(-1, 1).mean(),
+}
+
+
+def looks_into(storage):
+    class LooksInto(Net):
+        def act(self, h):
+            return h * (1 + storage(h.detach().clone()) / 1000)
+
+    return LooksInto
 
 
 class OfItsType(Net):
@@ -356,8 +368,8 @@ class Memory(Test):
         self.check(Packed, on_refuse="raise")
 
     def test_storages(self):
-        for make in (Reversible, FirstByte):
-            with self.subTest(make.__name__), self.assertLogs("remat", logging.WARNING) as told:
+        for name, make in {"resized": Reversible, **{name: looks_into(storage) for name, storage in STORAGES.items()}}.items():
+            with self.subTest(name), self.assertLogs("remat", logging.WARNING) as told:
                 self.check(make)
             self.assertIn("a storage is used directly at ", told.output[0])
 

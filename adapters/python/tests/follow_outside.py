@@ -2,11 +2,12 @@
 """Followed steps with inputs from outside: tensors with a graph of their own, numbers of other generators, memory that operators read."""
 
 import logging
+import pickle
 import unittest
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import default_generator, nn
 from torch.overrides import TorchFunctionMode
 
 import remat
@@ -186,6 +187,27 @@ class Generators(Test):
         with self.assertNoLogs("remat", logging.WARNING):
             model = self.check(Drawing, step, steps=6, budget="90%")
         self.assertEqual(len(remat.of(model).plans), 1)
+
+    def test_states_of_the_default_generator(self):
+        def again(g):
+            state, drawn = g.get_state(), torch.rand(48)
+            g.set_state(state)
+            return drawn - torch.rand(48)
+
+        def seeded(g):
+            g.manual_seed(7)
+            return torch.rand(48) * (g.initial_seed() % 1000)
+
+        found = {
+            "state": lambda g: g.get_state()[:48] / 256, "seed": lambda g: g.initial_seed() % 1000 / 1000, "again": again, "seeded": seeded,
+            "copy": lambda g: torch.rand(48, generator=g.clone_state()), "pickle": lambda g: pickle.loads(pickle.dumps(g)).get_state()[:48] / 256}
+        for name, look in found.items():
+            class Looks(Net):
+                def act(self, h):
+                    return self.drop(h) + look(default_generator) + torch.rand(48)
+
+            with self.subTest(name):
+                self.check(Looks)
 
     def test_draws_that_are_not_planned(self):
         def in_place(self, h):

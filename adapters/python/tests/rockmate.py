@@ -214,6 +214,13 @@ class Offloading(unittest.TestCase):
         rk = rockmate.Offmate(model, sample())
         with self.assertRaisesRegex(TypeError, "copied"):
             copy.deepcopy(rk)
+        for cls in (rockmate.Rockmate, rockmate.Offmate):
+            with self.assertRaisesRegex(remat.Error, "the model has an Offmate"):
+                cls(model, sample())
+        rk(sample().to(emulated.device)).sum().backward()
+        del rk
+        gc.collect()
+        rockmate.Offmate(model, sample())
 
     def test_the_model_without_it(self):
         """After a constructor fails, or an Offmate is deleted, the model trains as a plain model."""

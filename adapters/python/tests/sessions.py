@@ -67,6 +67,23 @@ class Sessions(unittest.TestCase):
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
+    def test_ctrl_c_ends_calls_with_many_searches(self):
+        def handler(*_):
+            raise KeyboardInterrupt
+
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 64 + i), nn.GELU(), nn.Linear(64 + i, 32)) for i in range(60)))
+        args = torch.randn(64, 32),
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            for take in (lambda: remat.fit(model, args, device=DEVICE), lambda: remat.curve(model, args, device=DEVICE, gap=0),
+                         lambda: remat.largest(lambda n: torch.zeros(n, 32), model, device=DEVICE, budget="1 MiB")):
+                signal.setitimer(signal.ITIMER_REAL, 0.5)
+                with self.assertRaises(KeyboardInterrupt):
+                    take()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
     def test_states_of_an_optimizer(self):
         model = nn.Linear(8, 8)
         found = remat.fit(model, (torch.randn(4, 8),), device=DEVICE, optimizer=Momentum(model.parameters(), 0.1), budget="1 GiB")
@@ -98,6 +115,28 @@ class Sessions(unittest.TestCase):
                 self.assertEqual(len(told.output), 1)
                 self.assertIn("remat_tests::greedy (sessions.py:", told.output[0])
                 self.assertIn("beyond the budget", told.output[0])
+
+    def test_groups_that_no_fused_kernel_supports(self):
+        def stepped(make):
+            torch.manual_seed(0)
+            weights = [nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, dtype=torch.complex64)), nn.Parameter(torch.randn(6))]
+            optimizer = make(weights[:1])
+            optimizer.add_param_group({"params": weights[1]})
+            optimizer.add_param_group({"params": weights[2], "foreach": True})
+            optimizer = copy.deepcopy(optimizer)
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = torch.randn_like(p)
+            optimizer.step()
+            return [p.detach() for group in optimizer.param_groups for p in group["params"]]
+
+        for cls in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+            with self.subTest(cls.__name__):
+                plain, ours = stepped(lambda p: cls(p, 0.1, foreach=False)), stepped(lambda p: remat.optimizer(p, cls, lr=0.1))
+                self.assertTrue(all(map(torch.equal, plain, ours)))
+        positional = 0.1, 0.0, 0.0, 0.0, 1e-10, True
+        plain, ours = (stepped(lambda p: cls(p, *positional)) for cls in (torch.optim.Adagrad, remat.offloaded(torch.optim.Adagrad)))
+        self.assertTrue(all(map(torch.equal, plain, ours)))
 
 
 if __name__ == "__main__":

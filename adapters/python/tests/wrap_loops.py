@@ -66,6 +66,13 @@ class Loops(unittest.TestCase):
             self.assertGreater(pages, 50)  # otherwise page faults would not tell: a huge page faults once
             self.assertLess(sum(faults[6:]), 2 * pages, (to_none, batches, functional))
 
+    def test_gradients_in_arenas_are_reported(self):
+        m = remat.wrap(nn.Sequential(*[layer for _ in range(30) for layer in (nn.Linear(64, 64), nn.ReLU())]))
+        for k in range(3):
+            m(torch.randn(8, 64)).square().mean().backward()
+        told = {row[:28].strip(): row[28:] for row in remat.of(m).report().splitlines()}
+        self.assertNotEqual(told["gradients of before"], "0 B")
+
     def test_several_forwards_before_the_backwards(self):
         def act(m):
             found = []

@@ -24,6 +24,7 @@ from ._configs import Config, Settings, checked, default_config, usual
 from ._methods import Method, methods_of
 
 _STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  #: attributes of a module that it shares with the model
+_offmates: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Rockmate]] = weakref.WeakKeyDictionary()  # per model that is offloaded
 _MINOR = int(default_config("hilp")["minor_offload_size"])
 
 
@@ -82,6 +83,8 @@ class Rockmate(torch.nn.Module):
                   for s in settings for key, value in s.chosen().items()}
         self._methods, used = methods_of(config, chosen)
         self._offload = any(options.get("offload") for options in config.solver.top.values())
+        if original_mod in _offmates and _offmates[original_mod]() is not None:
+            raise Error("the model has an Offmate, which steps its weights in each backward; delete it before you make another module of the model")
         unused = [*_unused]  # options that the warning names
         unused += [f"{'.'.join(path)}={value!r}" for path, value in chosen.items() if path not in used and not usual(path, value)]
         unused += [f"{name}={value!r}" for name, value, default in (("rkgb_res", rkgb_res, None), ("verbose", verbose, False),
@@ -101,6 +104,8 @@ class Rockmate(torch.nn.Module):
                 self._begin_offloading(cpu_optim, gpu_optim, dict(optim_kwargs), minor_offload_size)
             if solve_sched:
                 self.solve_sched()
+            if self._offload:
+                _offmates[original_mod] = weakref.ref(self)
         except BaseException:
             if not was_wrapped:
                 unwrap(original_mod)

@@ -135,6 +135,16 @@ const call_log::saved_storage* call_log::exposed(const at::Tensor& t) const {
   return found == exposed_.end() ? nullptr : &*found;
 }
 
+bool call_log::overlaps_exposed(const at::Tensor& t) const {
+  const auto start_of = [](c10::StorageImpl* s) { return static_cast<const char*>(s->_mutable_data_ptr_no_checks().get()); };
+  auto* const s = t.has_storage() ? storage_of(t) : nullptr;
+  return s != nullptr && std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) {
+           auto* const other = e.storage.unsafeGetStorageImpl();
+           const auto *a = start_of(s), *b = start_of(other);
+           return s == other || (a != nullptr && b != nullptr && a < b + other->nbytes() && b < a + s->nbytes());
+         });
+}
+
 bool call_log::saved_storage::touched() const {
   const plain_kernels kernels;
   return storage.nbytes() != data.nbytes() || !same_bytes(bytes_over(storage), data);
@@ -153,7 +163,7 @@ bool call_log::uses_touched(const c10::OperatorHandle& op, const ::torch::jit::S
   for (std::size_t i = 0; i < arguments.size() && !exposed_.empty(); ++i)
     each_tensor(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& t, int) {
       const auto* e = t.has_storage() ? exposed(t) : nullptr;
-      found = found || (e != nullptr && (is_written(arguments[i]) || e->touched()));
+      found = found || (e != nullptr && e->touched()) || (is_written(arguments[i]) && overlaps_exposed(t));
     });
   return found;
 }

@@ -110,6 +110,12 @@ class call_log {
   ///         writes a weight whose memory is elsewhere
   /// @throws what a kernel throws
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
+  /// Runs the kernel of the next call on copies of its arguments, after all calls so far, and drops its results.
+  /// @param calls as for `run_ahead`
+  /// @param stack ends with the arguments
+  /// @return false if the calls cannot run ahead
+  /// @throws what the kernel throws
+  bool try_kernel(const std::vector<traced_call>& calls, const c10::OperatorHandle& op, const ::torch::jit::Stack& stack);
   /// Gives tensors from outside their data from before the forward, until the next `run_ahead`.
   void show_before() const;
   /// Call this before a kernel writes out of turn. Sets data aside that calls ahead of the plan have made, until the next
@@ -120,6 +126,8 @@ class call_log {
   bool set_aside(const at::Tensor& t, bool leave);
   /// True if the storage holds data of the calls that have run ahead.
   bool has_made(const c10::StorageImpl* s) const;
+  /// True if a later call may free these data, which calls have made ahead.
+  bool may_free(const c10::StorageImpl* s) const { return made_.count(s) > 0 && !is_pinned(s); }
   /// From now on the module may read this memory at any time.
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }
@@ -174,6 +182,8 @@ class call_log {
     void put_back() const;  ///< copies `data` to the storage
   };
   const saved_storage* exposed(const at::Tensor& t) const;
+  /// True if the module has access to the memory of a tensor, perhaps by another storage (`torch.from_numpy(t.numpy())`).
+  bool overlaps_exposed(const at::Tensor& t) const;
   std::vector<saved_storage> kept_, exposed_;
   std::size_t stale_ = 0;  ///< first entry of `kept_` that was not yet put back for calls that run ahead
   bool filled_ = false;

@@ -18,6 +18,9 @@ follower* follower::of_thread() {
 
 recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(std::move(t)) {
   const auto& r = *recorded;
+  for (const auto& slot : r.slots) by_hand.push_back(slot.from == role::constant || slot.from == role::input);
+  for (const auto k : r.tensors)
+    if (k != none) by_hand[k] = false;
   std::vector<bool> written(r.storages.size()), used(r.storages.size());
   for (const auto& c : r.calls)
     for (const auto& o : c.operands) {
@@ -29,9 +32,9 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
       writes.push_back(k);
   runs.resize(r.calls.size());
   for (const auto& c : r.calls) constants.push_back(c.constant);
-  const auto by_hand = [&](const traced_tensor& x) {
+  const auto filled = [&](const traced_tensor& x) {
     const auto k = r.storages[x.view.value].slot;
-    return k != none && r.slots[k].from == role::constant;
+    return k != none && (by_hand[k] || r.slots[k].from == role::constant);
   };
   const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written and read, without operators
     const auto& s = r.storages[x.view.value];
@@ -48,8 +51,8 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
         if (o.at == takes_masks(c.op) && r.storages[o.view.value].slot == none) needed[o.view.value] = true;
     runs[i] = asks(c);
     if (runs[i] && !is_dynamic(c.op, [](int) { return false; })) continue;  // about the geometry of tensors (`_fused_sdp_choice`)
-    for (const auto& o : c.operands) runs[i] = runs[i] || (o.written && (needed[o.view.value] || (c.constant && by_hand(o))));
-    for (const auto& x : c.results) runs[i] = runs[i] || needed[x.view.value] || (c.constant && by_hand(x)) || only_by_hand(c, x);
+    for (const auto& o : c.operands) runs[i] = runs[i] || (o.written && (needed[o.view.value] || (c.constant && filled(o))));
+    for (const auto& x : c.results) runs[i] = runs[i] || needed[x.view.value] || (c.constant && filled(x)) || only_by_hand(c, x);
     if (!runs[i]) continue;
     for (const auto& o : c.operands)
       if (r.storages[o.view.value].slot == none) needed[o.view.value] = true;

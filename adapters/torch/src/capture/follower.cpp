@@ -67,6 +67,12 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   std::optional<::torch::jit::Stack> made;  // results of a call that runs ahead of the plan
   if (call().ahead || !call().positions.empty())
     if (const auto why = ask(op, stack, positions, made)) return leave(*why);
+  if (call().caught) {
+    from_first_ = true;
+    if (!log_->try_kernel(recorded().calls, op, stack))
+      return leave(op.schema().name() + " may raise an error that the module handles" + not_ahead);
+    from_first_ = false;
+  }
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
   for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
@@ -134,7 +140,7 @@ bool follower::show(const at::Tensor& t, bool may_write) {
     if (live_[s].address() != storage_of(t)) continue;
     if (backward_ && written_[s]) return false;  // the writing call has not run
     if (!has_memory(t) && !backward_ && !written_[s]) run_now(candidates_[current_].what->constants);
-    if (!backward_ && (written_[s] || !has_memory(t))) {
+    if (!backward_ && (written_[s] || !has_memory(t) || (may_write && log_->may_free(storage_of(t))))) {
       if ((may_write && recorded().storages[s].slot != none) || !run_ahead({t}) || !has_memory(t)) return false;
       if (may_write) {
         log_->pin(t);
@@ -144,8 +150,8 @@ bool follower::show(const at::Tensor& t, bool may_write) {
     }
     if (!has_memory(t)) return false;
     const auto k = recorded().storages[s].slot;
-    const bool filled_by_hand = k != none && recorded().slots[k].from == role::constant;
-    const bool watch = filled_by_hand ? looked_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
+    const bool by_hand = k != none && (candidates_[current_].what->by_hand[k] || recorded().slots[k].from == role::constant);
+    const bool watch = by_hand ? looked_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
     if (may_write && log_ && watch) log_->expose(t);
   }
   return has_memory(t);

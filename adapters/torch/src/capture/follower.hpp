@@ -32,6 +32,7 @@ struct recorded_forward {
   std::vector<bool> runs;  ///< per call: runs at once, because a later call asks for a number that depends on it (`item`), or
                            ///< because the module fills its result by hand
   std::vector<bool> constants;  ///< per call: makes a constant, and runs if the module reads a constant
+  std::vector<bool> by_hand;    ///< per slot: memory that a call makes, and that the module fills without operators
   std::vector<index_t> writes;  ///< slots whose memory a call writes, running statistics included
 };
 

@@ -78,6 +78,7 @@ const char* follower::differs(const c10::OperatorHandle& op, const ::torch::jit:
   }
   if (why == nullptr && k < c.operands.size()) why = "one tensor less than planned";
   if (why == nullptr && c.draws && !generator().is_at(*c.draws)) why = "another state of the generator than planned";
+  if (why == nullptr && !backward_ && may_be_caught(op) != c.caught) why = "called inside `try`, or no longer";
   return why;
 }
 
@@ -116,9 +117,10 @@ const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const
 void follower::take(const traced_tensor& o, const at::Tensor& t) {
   if (log_) log_->hold(t);
   if (tensors_[o.tensor]) {
-    if (const auto k = recorded().storages[o.view.value].slot;
-        k != none && recorded().slots[k].from == role::constant && recorded().tensors[o.tensor] == none && !looked_[k])
-      look_at(k, t.storage(), bytes_of(t));  // filled by hand
+    const auto k = recorded().storages[o.view.value].slot;
+    if (k == none || looked_[k]) return;
+    const bool input = recorded().slots[k].from == role::input;
+    if (candidates_[current_].what->by_hand[k] && !(backward_ && input)) look_at(k, t.storage(), bytes_of(t));
     return;
   }
   const auto k = recorded().tensors[o.tensor];

@@ -180,7 +180,9 @@ class follower final : public c10::DebugInfoBase {
 
   std::vector<c10::IValue> results_of(const traced_call& c, const std::vector<c10::IValue>& arguments);
 
-  /// Switches to another candidate with the same calls so far, which makes this call, too. @return true if there is one
+  /// Switches to another candidate with the same calls so far, which makes this call, too. Earlier candidates do not, except
+  /// after a call that has raised an error: it is not among the calls of a candidate where it failed. @return true if there is
+  /// one
   bool choose_another(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
     return choose([&] { return differs(op, stack) == nullptr; });
   }
@@ -193,8 +195,10 @@ class follower final : public c10::DebugInfoBase {
       if (!recorded().slots[k].number) return false;  // the constants of the programs may differ
     const auto before = current_;
     const auto met = std::tuple(tensors_, live_, shift_, of_, shared_, late_);
-    for (auto next = before + 1; next < candidates_.size(); ++next) {
-      if (common_calls(recorded(), *candidates_[next].what->recorded) < at_ || !has_same_outside(candidates_[next])) continue;
+    for (auto next = std::exchange(from_first_, false) ? 0 : before + 1; next < candidates_.size(); ++next) {
+      if (next == before || common_calls(recorded(), *candidates_[next].what->recorded) < at_ ||
+          !has_same_outside(candidates_[next]))
+        continue;
       current_ = next;
       bind();
       late_.clear();
@@ -241,6 +245,7 @@ class follower final : public c10::DebugInfoBase {
   std::vector<std::pair<index_t, at::Tensor>> late_, values_;
   std::vector<std::pair<index_t, at::Tensor>> scalars_;   ///< numbers among the operands that have been compared
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< versions before the forward of tensors from outside that it writes
+  bool from_first_ = false;                               ///< the last call has raised an error: see `choose`
   std::vector<double> numbers_;                           ///< numbers in the calls so far that may differ
   std::string why_;
 };

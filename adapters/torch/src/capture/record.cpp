@@ -14,6 +14,7 @@
 
 #include "../base/hooks.hpp"
 #include "../base/reason.hpp"
+#include "../program/operators.hpp"
 #include "backward.hpp"
 #include "dispatch.hpp"
 #include "origins.hpp"
@@ -27,10 +28,13 @@ namespace {
 
 std::atomic<void (*)()> forget_exception = nullptr, translate_exception = nullptr;
 std::string (*effect_of)(::torch::autograd::Node&) = nullptr;
+std::atomic<bool (*)()> has_handler = nullptr;
 
 }  // namespace
 
 void set_source_line_callback(std::string (*line)()) { detail::line_of_caller = line; }
+
+void set_handler_query(bool (*has)()) { has_handler = has; }
 
 void set_effect_inspector(std::string (*effect)(::torch::autograd::Node&)) { effect_of = effect; }
 
@@ -51,6 +55,11 @@ void detail::forget_caught() {
 namespace remat::pytorch::detail {
 
 std::string (*line_of_caller)() = nullptr;
+
+bool may_be_caught(const c10::OperatorHandle& op) {
+  auto* const ask = has_handler.load();
+  return ask != nullptr && may_raise_by_values(op) && ask();
+}
 
 namespace {
 

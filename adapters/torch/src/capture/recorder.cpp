@@ -235,7 +235,8 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
 
   std::vector<c10::StorageImpl*> touched;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (c.operands[i].written || storage_of(tensors[i])->nbytes() > constant_limit) touched.push_back(storage_of(tensors[i]));
+    if (c.operands[i].written || (storage_of(tensors[i])->nbytes() > constant_limit && !is_view(op)))
+      touched.push_back(storage_of(tensors[i]));
   const auto results = op.schema().returns().size();
   for (std::size_t i = 0; i < results; ++i)
     each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {

@@ -121,6 +121,13 @@ class recorder {
     put_back_written();
     return log_->run_ahead(trace_.calls, wanted);
   }
+  /// Runs the kernel of a call ahead of the plan, for its error only. @return false if it cannot
+  bool try_kernel(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
+    put_back_written();
+    return log_->try_kernel(trace_.calls, op, stack);
+  }
+  /// The module may catch an error of the last call.
+  void note_caught() { trace_.calls.back().caught = true; }
   /// True if the memory of a tensor can be read, and has the data of the step.
   bool shows(const at::Tensor& t) const {
     const auto s = index_.find(storage_of(t));

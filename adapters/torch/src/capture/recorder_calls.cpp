@@ -44,6 +44,7 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
   if (again.before != nullptr) {
     c.line = again.before->line;
     c.numbers = again.before->numbers;
+    c.caught = again.before->caught;
   } else if (line_of_caller != nullptr && trace_.backward == 0) {
     c.line = line_of_caller();
   }

@@ -68,7 +68,7 @@ std::size_t same_calls(const trace& a, const trace& b, std::size_t most) {
     if (!(x.op == y.op) || x.grad_mode != y.grad_mode || x.constant != y.constant || x.numbers != y.numbers ||
         !same_arguments() || !std::equal(x.operands.begin(), x.operands.end(), y.operands.begin(), y.operands.end(), equal) ||
         !std::equal(x.results.begin(), x.results.end(), y.results.begin(), y.results.end(), equal) || x.ahead != y.ahead ||
-        x.positions != y.positions || x.told != y.told)
+        x.caught != y.caught || x.positions != y.positions || x.told != y.told)
       return i;
   }
   return most;

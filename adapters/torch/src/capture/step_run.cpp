@@ -52,6 +52,11 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
       if (t.has_storage()) written.emplace_back(t, another(t));
     });
   }
+  const bool caught = may_be_caught(op);
+  if (caught && !r.try_kernel(op, stack)) {
+    diverge(r, op.schema().name() + " may raise an error that the module handles" + not_ahead);
+    return op.callBoxed(&stack);
+  }
   try {
     if (log_->uses_touched(op, stack))
       r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
@@ -65,6 +70,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
     return op.callBoxed(&stack);
   }
   if (numbers_) r.let_numbers_vary();
+  if (caught) r.note_caught();
   const auto& c = r.calls().back();
   auto made = values_from(stack, stack.size() - results);
   if (c.results.empty() && results > 0) return;  // the result is a number
@@ -79,7 +85,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
 
 void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
   if (eager() || !t.has_storage()) return;
-  if (!r.shows(t)) {
+  if (!r.shows(t) || (may_write && log_->may_free(storage_of(t)))) {
     const bool there = r.knows(t) && !(may_write && r.outside(t)) && r.run_ahead({t});
     if (!there || !has_memory(t)) return diverge(r, reads_memory);
     if (!may_write) return;

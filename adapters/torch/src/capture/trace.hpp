@@ -50,10 +50,13 @@ struct traced_call {
   std::string line = {};                ///< line of the module's code, see `set_source_line_callback`
   bool assumed = false;                 ///< in the backward: the plan assumes that the operand, a value of the forward, is zero
   std::vector<int> numbers = {};        ///< arguments that may be other numbers in each step; nothing else depends on them
+  bool caught = false;                  ///< the module may catch an error of the kernel, which runs ahead of the plan, too
 };
 
 /// Returns the line of the module's code that calls an operator; null: not available.
 extern std::string (*line_of_caller)();
+/// True if the kernel may raise an error for some values, and code of the module may catch it: see `set_handler_query`.
+bool may_be_caught(const c10::OperatorHandle& op);
 
 /// Call this in the handler of an exception that is not rethrown, once its text is not needed: see `on_exception_caught`.
 void forget_caught();

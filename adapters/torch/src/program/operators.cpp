@@ -60,6 +60,17 @@ const operator_facts& facts(const std::string& name) {
 
 bool is_native(const c10::OperatorHandle& op) { return op.schema().name().rfind("aten::", 0) == 0; }
 
+bool may_raise_by_values(const c10::OperatorHandle& op) {
+  constexpr std::string_view names =
+      " aten::_embedding_bag aten::_linalg_eigh aten::_linalg_eigvals aten::_linalg_svd aten::cholesky aten::embedding"
+      " aten::gather aten::index aten::index_add aten::index_copy aten::index_put aten::index_select aten::linalg_eig"
+      " aten::linalg_lstsq aten::nll_loss2d_forward aten::nll_loss_forward aten::put aten::scatter aten::scatter_add"
+      " aten::scatter_reduce aten::take ";
+  const auto& s = op.schema();
+  if (may_draw(op) || std::any_of(s.arguments().begin(), s.arguments().end(), is_written)) return false;
+  return s.returns().empty() || !is_native(op) || names.find(" " + s.name() + " ") != names.npos;
+}
+
 bool may_draw(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
 bool reads_only_geometry(const c10::OperatorHandle& op) {

@@ -39,6 +39,9 @@ inline const operator_facts& facts(const c10::OperatorHandle& op) { return facts
 inline bool is_written(const c10::Argument& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); }
 /// An operator of PyTorch itself.
 bool is_native(const c10::OperatorHandle& op);
+/// True if the kernel may raise an error for some values (an index out of range, a failure of LAPACK), and may run twice: it
+/// writes no operand and does not draw. Custom operators count as such.
+bool may_raise_by_values(const c10::OperatorHandle& op);
 /// May draw from a generator.
 bool may_draw(const c10::OperatorHandle& op);
 /// Reads no data of its operands, only sizes and types (`ones_like`, `new_zeros`).

@@ -178,6 +178,7 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
 
 std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs) {
   auto r = ready(s, inputs);
+  last_behind = memory.behind();
   rebind(*r);
   return r;
 }

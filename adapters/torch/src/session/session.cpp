@@ -150,6 +150,7 @@ std::vector<pytorch::report> session::reports() const {
 
 pytorch::report session::state::report(const captured_step& s, const plan& p) const {
   auto r = last_held;
+  r.gradients += last_behind;
   const auto& run = *p.run;
   r.budget = memory.budget(r, r.gradients, false);
   r.left = r.budget - r.held();

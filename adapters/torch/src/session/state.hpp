@@ -324,6 +324,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const captured_step> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
+  bytes_t last_behind = 0;  ///< bytes of arenas that only gradients kept alive, when the last step began
   std::optional<copy_rates> rates_of_weights_;
   std::optional<interference> interference_;
   std::map<std::string, far_memory> pinned_;            ///< by name of the device, for `host_budget`

@@ -161,6 +161,10 @@ void set_effect_inspector(std::string (*effect)(::torch::autograd::Node& node));
 /// @param line called in the forward of a capture before each operator; returns file and line such as "model.py:41", or an empty
 ///             text. Null: no lines are recorded
 void set_source_line_callback(std::string (*line)());
+/// Sets a callback that tells whether code of the module handles errors of the operator that it calls. Kernels that may raise
+/// errors for some values run ahead of the plan there.
+/// @param has called before such an operator. Null: no code handles errors
+void set_handler_query(bool (*has)());
 /// While it exists, the caller may begin to watch the gradient of a tensor (a hook, `retain_grad`).
 ///
 /// No plan has such a gradient if a planned step made the tensor and computes other outputs from it. The backward of that step
