@@ -182,6 +182,9 @@ class Values(Test):
             m = torch.arange(48) % 3 == 0
             return h[:, m].sum(1, keepdim=True) + h
 
+        def constant_positions(model, h):
+            return h + h[(torch.arange(32) > 3).nonzero()[:, 0]].sum(0)
+
         def one_hot(model, h):
             best = h.detach()[:, :6].argmax(-1)
             return h + F.one_hot(best).float().sum(0).mean() + F.one_hot(best, 6).float() @ h[:6]
@@ -198,7 +201,7 @@ class Values(Test):
             model.seen = [(h.detach() > 0).nonzero(), h.detach().argmax(-1).tolist()]
             return h[model.seen[0][:, 0]].mean(0) + h
 
-        self.acts(nonzero, where, mask, masks, put, put_number, selected, scattered, constant_mask, one_hot, unique, repeated, kept)
+        self.acts(nonzero, where, mask, masks, put, put_number, selected, scattered, constant_mask, constant_positions, one_hot, unique, repeated, kept)
 
     def test_memory(self):
         def listed(model, h):

@@ -31,6 +31,10 @@ class Equal(unittest.TestCase):
 
         check(self, make, [((x,), {}) for x, in data((8, 3, 16, 16))])
 
+    def test_convolutions_without_padding(self):
+        for more in ({}, {"stride": 2}, {"dilation": 2}):
+            check(self, lambda: nn.Sequential(nn.Conv3d(3, 8, 3, padding="valid", **more), nn.GELU(), nn.Flatten()), [((x,), {}) for x, in data((4, 3, 9, 9, 9))])
+
     def test_channels_last_and_strides(self):
         batches = [((x.to(memory_format=torch.channels_last),), {}) for x, in data((4, 8, 8, 8))]
         check(self, lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last), batches)

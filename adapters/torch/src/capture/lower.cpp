@@ -374,7 +374,7 @@ program lower(const trace& recorded) { return lowering(recorded).run(); }
 captured captured_from(const trace& recorded, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers) {
   auto lowered = lower(recorded);
   const auto on = device_of_step(lowered);
-  if (!on.is_cpu()) lowered = folded(std::move(lowered), on);
+  lowered = folded(std::move(lowered), on);
   auto step = std::make_shared<const program>(in_place(packed(merged(std::move(lowered)))));
   try {
     verify(*step);

@@ -9,6 +9,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/ConvUtils.h>
+#include <ATen/native/utils/ParamUtils.h>
 
 #include <algorithm>
 #include <string>
@@ -223,9 +224,11 @@ Tensor convolution(const Tensor& input, const Tensor& weight, optional_of<Tensor
                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
                    c10::SymInt groups) {
   const auto format = format_of(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const auto each = [&](c10::SymIntArrayRef list) { return at::native::expand_param_if_needed(list, "a list", input.dim() - 2); };
   const auto in = input.sym_sizes(), kernel = weight.sym_sizes();
-  const auto sizes = transposed ? at::native::conv_input_size(in, kernel, padding, output_padding, stride, dilation, groups)
-                                : at::native::conv_output_size(in, kernel, padding, stride, dilation);
+  const auto pad = each(padding), step = each(stride), spread = each(dilation);
+  const auto sizes = transposed ? at::native::conv_input_size(in, kernel, pad, each(output_padding), step, spread, groups)
+                                : at::native::conv_output_size(in, kernel, pad, step, spread);
   return made(C10_AS_INTARRAYREF_SLOW(sizes), input.scalar_type(), format);
 }
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor&, const Tensor& input, const Tensor& weight,

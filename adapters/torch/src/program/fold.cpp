@@ -12,6 +12,7 @@
 #include "../base/views.hpp"
 #include "edit.hpp"
 #include "effects.hpp"
+#include "operators.hpp"
 
 namespace remat::pytorch {
 namespace {
@@ -36,20 +37,58 @@ std::map<index_t, c10::Storage> made_by(const program& step, const node& n) {
   return made;
 }
 
+/// True if values of operands determine sizes of results.
+bool has_dynamic_call(const program& step, const node& n) {
+  return std::any_of(n.calls.begin(), n.calls.end(), [&](const call& c) {
+    return is_dynamic(c.op, [&](int argument) {
+      return std::any_of(c.operands.begin(), c.operands.end(),
+                         [&](const operand& o) { return o.at == argument && is_mask_type(step.views[o.view].dtype); });
+    });
+  });
+}
+
+/// Tells nodes that can be folded: they depend on constants only, and do nothing but make values that stay in the step.
+std::vector<bool> foldable(const program& step) {
+  const auto kept = handed_out(step);
+  std::vector<bool> made(step.values.size()), result(step.nodes.size());
+  for (index_t i = 0; i < step.nodes.size(); ++i) {
+    const auto& n = step.nodes[i];
+    const auto fixed = [&](index_t v) { return made[v] || step.from(v) == role::constant; };
+    result[i] = !n.calls.empty() && !n.outputs.empty() && !has_effects(step, n) && n.overwrites.empty() &&
+                std::none_of(n.outputs.begin(), n.outputs.end(), [&](index_t v) { return kept.count(v) > 0; }) &&
+                std::all_of(n.inputs.begin(), n.inputs.end(), fixed);
+    if (result[i])
+      for (auto v : n.outputs) made[v] = true;
+  }
+  return result;
+}
+
+/// Tells which foldable nodes are folded: those that make values elsewhere only, dynamic ones, and all that these need.
+std::vector<bool> chosen(const program& step, c10::Device on) {
+  auto result = foldable(step);
+  std::vector<bool> needed(step.values.size());
+  for (auto i = step.nodes.size(); i-- > 0;) {
+    if (!result[i]) continue;
+    const auto& n = step.nodes[i];
+    const auto elsewhere = [&](index_t v) { return step.values[v].device != on; };
+    result[i] = std::all_of(n.outputs.begin(), n.outputs.end(), elsewhere) || has_dynamic_call(step, n) ||
+                std::any_of(n.outputs.begin(), n.outputs.end(), [&](index_t v) { return needed[v]; });
+    if (result[i])
+      for (auto v : n.inputs) needed[v] = true;
+  }
+  return result;
+}
+
 }  // namespace
 
 program folded(program step, c10::Device on) {
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto kept = handed_out(step);
-  std::vector<bool> wanted(step.nodes.size(), true);
+  auto wanted = chosen(step, on);
+  wanted.flip();
   for (index_t i = 0; i < step.nodes.size(); ++i) {
     auto& n = step.nodes[i];
-    const auto folds = [&](index_t v) { return step.values[v].device != on && kept.count(v) == 0; };
-    const auto known = [&](index_t v) { return step.from(v) == role::constant; };
-    wanted[i] = n.calls.empty() || n.outputs.empty() || has_effects(step, n) || !n.overwrites.empty() ||
-                !std::all_of(n.outputs.begin(), n.outputs.end(), folds) || !std::all_of(n.inputs.begin(), n.inputs.end(), known);
     if (wanted[i]) continue;
     const auto made = made_by(step, n);
     for (auto v : std::exchange(n.outputs, {})) {

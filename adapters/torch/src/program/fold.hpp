@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Constant folding on devices other than that of the step. Private to the adapter.
+/// Constant folding where a plan cannot have the operators. Private to the adapter.
 #pragma once
 
 #include <remat/pytorch/program.hpp>
@@ -8,7 +8,9 @@
 namespace remat::pytorch {
 
 /// The same step, in which values on a device other than `on` become constants if they depend on constants only. Examples are
-/// positions and masks that a model makes on the host, for a step elsewhere. Memory of the other device is not planned.
+/// positions and masks that a model makes on the host, for a step elsewhere. Memory of the other device is not planned. Results
+/// whose sizes depend on values of constants (`torch.ones(4).nonzero()`) become constants, too: an operator is measured on other
+/// values, which give other sizes.
 /// Complexity: O(nodes), and one run of each removed node.
 program folded(program step, c10::Device on);
 

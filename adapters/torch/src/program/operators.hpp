@@ -53,7 +53,8 @@ bool overwrites(const c10::OperatorHandle& op);
 /// The argument that takes a mask, or a list of positions and masks; -1: none.
 int takes_masks(const c10::OperatorHandle& op);
 /// True if such an operator takes the tensor for a mask.
-inline bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
+inline bool is_mask_type(at::ScalarType type) { return type == at::kBool || type == at::kByte; }
+inline bool is_mask(const at::Tensor& t) { return is_mask_type(t.scalar_type()); }
 /// Positions of the set elements of a mask in a call. For operators that take lists: one tensor per dimension, as their kernels
 /// make them. For operators that take one mask: positions in the flattened first argument.
 std::vector<at::Tensor> positions_in(const at::Tensor& mask, const c10::OperatorHandle& op,
