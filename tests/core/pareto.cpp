@@ -276,3 +276,26 @@ TEST_CASE("curves of random problems are monotone, no worse than single searches
     }
   }
 }
+
+TEST_CASE("a curve of the largest sizes that a problem accepts") {
+  const problem p("large", {{"s", remat::max_bytes / 2, true}, {"a", 1}},
+                  {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1, .workspace = remat::max_bytes}}, {1});
+  const auto all = remat::measure_store_all(p).peak;
+  CHECK(all > remat::max_bytes);
+  const auto curve = remat::pareto_curve(p, {remat::max_peak}, remat::store_all{});
+  CHECK(curve.at(0).found());
+  CHECK(curve.at(0).smallest_budget == all);
+  CHECK(curve.at(0).budget_bound == all);
+}
+
+TEST_CASE("smallest_budget ends for any tolerance, without a time limit") {
+  std::mt19937_64 g(5);
+  int apart = 0;  // the small steps end by the tolerance, and not because the bound is met
+  for (int round = 0; round < 4; ++round) {
+    const auto p = remat::testing::random_training_chain(g, 6);
+    const auto r = remat::smallest_budget(p, remat::min_cut{}, {.seconds = std::numeric_limits<double>::infinity()}, 1e-17);
+    CHECK(remat::evaluate(p, r.schedule).peak == r.peak);
+    apart += r.peak > r.budget_bound;
+  }
+  CHECK(apart > 0);
+}

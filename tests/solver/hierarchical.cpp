@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -178,4 +180,18 @@ TEST_CASE("hierarchical with each joiner alone, as published, passes the conform
   chain.peaks = outer.peaks = 2;
   CHECK(check_solver(one(quick(), join_by_chain(), chain), {.rounds = 40}) == std::vector<std::string>{});
   CHECK(check_solver(other(quick(), join_by_outer(quick()), outer), {.rounds = 40}) == std::vector<std::string>{});
+}
+
+TEST_CASE("with_like_costs keeps tiers and links, and refuses tolerances that are no finite number") {
+  const memory_system tiers{{{"device"}, {"host"}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}};
+  const problem p("tiers", {{"a", 1}, {"b", 1}}, {{"o", {}, {0}, 1}, {"o", {0}, {1}, 1.01}}, {1}, copy_rates{1, 1}, std::nullopt,
+                  tiers);
+  const auto alike = with_like_costs(p, 0.1);
+  CHECK(alike.tiers().size() == 3);
+  CHECK(alike.links().size() == 4);
+  const problem free("free", {{"a", 1}, {"b", 1}}, {{"o", {}, {0}, 0}, {"o", {0}, {1}, 0}}, {1});
+  for (const double t : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    CHECK_THROWS_WITH(with_like_costs(free, t), Catch::Contains("with_like_costs.tolerance"));
+    CHECK_THROWS_WITH((hierarchical<>({}, {}, {.tolerance = t})), Catch::Contains("hierarchical.tolerance"));
+  }
 }

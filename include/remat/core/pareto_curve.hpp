@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -63,7 +64,8 @@ inline void inherit(result& to, const result& from, double gap) {
 inline void join_points(std::vector<result>& curve, const std::vector<result>& known, double gap) {
   auto all = known;
   all.insert(all.end(), curve.begin(), curve.end());
-  bytes_t proven = 0, least = max_bytes;
+  constexpr auto unknown = std::numeric_limits<bytes_t>::max();
+  bytes_t proven = 0, least = unknown;
   for (const auto& r : all) {
     proven = std::max(proven, r.budget_bound);
     least = std::min(least, r.smallest_budget.value_or(least));
@@ -74,7 +76,7 @@ inline void join_points(std::vector<result>& curve, const std::vector<result>& k
   for (std::size_t i = 0; i < curve.size(); ++i) {
     auto& r = curve[i];
     r.budget_bound = proven;
-    if (least < max_bytes) r.smallest_budget = least;
+    if (least < unknown) r.smallest_budget = least;
     if (i > 0) inherit(r, curve[i - 1], gap);
     for (const auto& other : all) adopt(r, other, gap);
     if (r.found()) require_agreement(r, r);

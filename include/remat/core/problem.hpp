@@ -67,7 +67,7 @@ class problem {
   /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
   ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer, and other
   ///         members that contradict each other; the message names the member
-  /// Complexity: O(V + edges).
+  /// Complexity: O(V + edges log edges), to sort the inputs of each operation.
   problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<value_id> targets,
           std::optional<copy_rates> copies = std::nullopt, std::optional<operation_id> backward = std::nullopt,
           memory_system system = {}, std::vector<carry> next = {})
@@ -293,21 +293,24 @@ class problem {
     beyond(at("operations", o, op.on == device_tier ? "overwrites" : "on"));
     if (op.on >= system_.tiers.size()) fail(at("operations", o, "on") + ": no tier " + std::to_string(op.on));
     const auto where = at("operations", o, "overwrites");
-    const auto has = [](const std::vector<value_id>& list, value_id v) {
-      return std::find(list.begin(), list.end(), v) != list.end();
-    };
-    for (std::size_t i = 0; i < op.overwrites.size(); ++i) {
-      const auto [output, input] = op.overwrites[i];
-      if (!has(op.outputs, output)) fail(where + ": value " + std::to_string(output) + " is no output");
-      if (!has(op.inputs, input)) fail(where + ": value " + std::to_string(input) + " is no input");
+    std::vector<value_id> outputs, inputs;
+    for (const auto& [output, input] : op.overwrites) {
+      if (output >= values_.size() || producer_[output] != o) fail(where + ": value " + std::to_string(output) + " is no output");
+      if (!std::binary_search(op.inputs.begin(), op.inputs.end(), input))
+        fail(where + ": value " + std::to_string(input) + " is no input");
       if (values_[input].held) fail(where + ": value " + std::to_string(input) + " is held");
       if (values_[output].bytes != values_[input].bytes)
         fail(where + ": values " + std::to_string(output) + " and " + std::to_string(input) + " differ in bytes");
-      for (std::size_t j = 0; j < i; ++j) {
-        if (op.overwrites[j].output == output) fail(where + ": value " + std::to_string(output) + " takes two places");
-        if (op.overwrites[j].input == input) fail(where + ": value " + std::to_string(input) + " is overwritten twice");
-      }
+      outputs.push_back(output);
+      inputs.push_back(input);
     }
+    const auto once = [&](std::vector<value_id>& list, const char* wrong) {
+      std::sort(list.begin(), list.end());
+      const auto twice = std::adjacent_find(list.begin(), list.end());
+      if (twice != list.end()) fail(where + ": value " + std::to_string(*twice) + wrong);
+    };
+    once(outputs, " takes two places");
+    once(inputs, " is overwritten twice");
   }
 
   void check_next() {

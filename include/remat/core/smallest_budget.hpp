@@ -68,7 +68,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   }
   if constexpr (warm_startable<S>)  // a nearby start may succeed where a distant start failed
     for (double step = 0.02; step >= tolerance && best.peak > proven && !m.stopped();)
-      if (!look(std::max(proven, part(1 - step)))) step /= 2;
+      if (!look(std::max(proven, std::min(best.peak - 1, part(1 - step))))) step /= 2;
   best.status = status::feasible;
   best.solver = s.name();
   best.budget = best.peak;

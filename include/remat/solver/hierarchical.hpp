@@ -4,7 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -40,12 +43,17 @@ namespace remat {
 /// noise. Operations are alike if kind, sizes and workspace are equal. Their costs are averaged, from the smallest up, as long as
 /// they are within `tolerance` of the smallest.
 /// @param p         the problem
-/// @param tolerance relative, >= 0; 0 changes nothing
+/// @param tolerance relative, finite, >= 0; 0 changes nothing
+/// @throws bad_option for a tolerance out of range
 /// Complexity: O((values + edges) log(values + edges)).
 inline problem with_like_costs(const problem& p, double tolerance) {
-  if (tolerance <= 0) return p;
+  if (!(std::isfinite(tolerance) && tolerance >= 0))
+    throw bad_option("with_like_costs.tolerance must be a finite number >= 0, got " + std::to_string(tolerance));
+  if (tolerance == 0) return p;
   std::map<std::vector<std::int64_t>, std::vector<operation_id>> alike;
-  auto ops = p.operations();
+  const auto& ops = p.operations();
+  std::vector<double> costs;
+  for (const auto& op : ops) costs.push_back(op.seconds);
   for (operation_id o = 0; o < ops.size(); ++o) {
     std::vector<std::int64_t> key = {static_cast<std::int64_t>(std::hash<std::string>()(ops[o].kind)), ops[o].workspace};
     std::vector<std::int64_t> inputs;
@@ -60,13 +68,13 @@ inline problem with_like_costs(const problem& p, double tolerance) {
     std::stable_sort(list.begin(), list.end(), [&](operation_id a, operation_id b) { return ops[a].seconds < ops[b].seconds; });
     for (std::size_t from = 0, to = 0; from < list.size(); from = to) {
       double sum = 0;
-      const double most = p.operations()[list[from]].seconds * (1 + tolerance);
-      for (; to < list.size() && p.operations()[list[to]].seconds <= most; ++to) sum += p.operations()[list[to]].seconds;
-      if (p.operations()[list[from]].seconds < p.operations()[list[to - 1]].seconds)
-        for (auto k = from; k < to; ++k) ops[list[k]].seconds = sum / static_cast<double>(to - from);
+      const double most = ops[list[from]].seconds * (1 + tolerance);
+      for (; to < list.size() && ops[list[to]].seconds <= most; ++to) sum += ops[list[to]].seconds;
+      if (ops[list[from]].seconds < ops[list[to - 1]].seconds)
+        for (auto k = from; k < to; ++k) costs[list[k]] = sum / static_cast<double>(to - from);
     }
   }
-  return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies(), p.backward_start());
+  return p.with_costs(costs);
 }
 
 /// `min_cut` with less effort than on its own; a default-constructed solver of any other type.
@@ -135,7 +143,7 @@ class hierarchical {
     std::size_t leaf_operations = 160;  ///< parts of more operations are cut again, or solved by `min_cut` if they cannot be cut
     std::size_t saved = 6;              ///< number of bounds to try on the bytes that a part saves, >= 1
     std::size_t peaks = 3;              ///< number of bounds to try on the peak of a part, >= 1
-    double tolerance = 0.1;             ///< relative difference of costs up to which parts count as equal, >= 0
+    double tolerance = 0.1;             ///< relative difference of costs up to which parts count as equal, finite, >= 0
     bool bound = true;                  ///< prove a lower bound as well
     bool cuts = true;          ///< add options by minimum cuts and evictions; the bytes saved by cuts are then the bounds to try
     std::size_t retained = 6;  ///< number of fastest schedules to improve by `retain_more`
@@ -158,7 +166,8 @@ class hierarchical {
   hierarchical(Inner inner, Joiner joiner, const options& o) : inner_(std::move(inner)), joiner_(std::move(joiner)), options_(o) {
     if (o.saved < 1) throw bad_option("hierarchical.saved must be >= 1, got 0");
     if (o.peaks < 1) throw bad_option("hierarchical.peaks must be >= 1, got 0");
-    if (!(o.tolerance >= 0)) throw bad_option("hierarchical.tolerance must be >= 0, got " + std::to_string(o.tolerance));
+    if (!(std::isfinite(o.tolerance) && o.tolerance >= 0))
+      throw bad_option("hierarchical.tolerance must be a finite number >= 0, got " + std::to_string(o.tolerance));
   }
 
   std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(joiner_.name()); }
