@@ -76,6 +76,7 @@ TEST_CASE("timeline_text keeps its width, and shows title, budget and recomputat
   }
   CHECK_THAT(remat::timeline_text(remat::trace_memory(small_problem(), remat::store_all_schedule(small_problem())), {}),
              !Catch::Contains("recomputed"));
+  CHECK(lines(remat::timeline_text(t, {.title = "x" + umlauts(30)}, 40))[0] == "x" + umlauts(19));  // no half characters
   CHECK_THROWS_AS(remat::timeline_text(t, {}, 39), remat::bad_option);
   CHECK_THROWS_AS(remat::timeline_text(t, {}, 80, 3), remat::bad_option);
 }

@@ -164,8 +164,10 @@ TEST_CASE("hierarchical uses the partition of the user, and refuses invalid part
   CHECK_THROWS_AS(hierarchical<>(min_cut{}, join_by_default{}, {.tolerance = -1}), bad_option);
   CHECK_THROWS_AS(join_by_chain({.slots = 0}), bad_option);
   CHECK_THROWS_AS(join_by_chain({.budgets = 0}), bad_option);
+  CHECK_THROWS_WITH(join_by_chain({.budgets_of_parts = 0}), Catch::Contains("join_by_chain.budgets_of_parts"));
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.peaks = 0}), bad_option);
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.selections = 0}), bad_option);
+  CHECK_THROWS_WITH(join_by_outer<min_cut>(quick(), {.selections_of_parts = 0}), Catch::Contains("selections_of_parts"));
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.share = 0}), bad_option);
 }
 

@@ -217,6 +217,5 @@ TEST_CASE("offmate planned for slower links is judged by the rates of the proble
 TEST_CASE("options of offmate that are out of range are named") {
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));
-  for (const copies::copy_search_options& o : {copies::copy_search_options{.patience = 0}, {.slack = -1}, {.reach = 1}})
-    CHECK_THROWS_WITH(o.validate(), Catch::Contains("copy_search_options."));
+  CHECK_THROWS_WITH(copies::copy_search_options{.patience = 0}.validate(), Catch::Contains("copy_search_options.patience"));
 }

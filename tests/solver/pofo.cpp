@@ -142,6 +142,7 @@ TEST_CASE("pofo refuses problems without copies, and options that are out of ran
   CHECK_THROWS_WITH(pofo({.slots = 0}), Catch::Contains("pofo.slots"));
   CHECK_THROWS_WITH(pofo({.labels = 0}), Catch::Contains("pofo.labels"));
   CHECK_THROWS_WITH(pofo({.nearby = {0}}), Catch::Contains("pofo.nearby"));
+  CHECK_THROWS_WITH(pofo({.nearby = {2e6}}), Catch::Contains("pofo.nearby must be in (0, 10^6), got 2000000"));
   CHECK_THROWS_WITH(solve(p, budget, pofo({.blocks = {.most = 0}})), Catch::Contains("most"));
   const auto stopped = solve(p, budget, pofo{}, {}, [](const progress&) { return control::stop; });
   CHECK((stopped.found() || stopped.status == status::time_limit));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <random>
 #include <string>
 #include <system_error>
@@ -251,4 +252,21 @@ TEST_CASE("every solver without time, or stopped at once, ends") {
     check_numbers(p, remat::solve(p, budget, s, {.seconds = 0}));
     check_numbers(p, remat::solve(p, budget, s, {.seconds = 20}, [](const remat::progress&) { return remat::control::stop; }));
   }
+}
+
+TEST_CASE("every solver stops soon if it has no time for a large graph, or refuses the graph") {
+  const auto large = remat::testing::transformer_training_graph(700);
+  const auto all = store_all_peak(large);
+  const auto budget = large.held_bytes() + (all - large.held_bytes()) / 2;
+  CHECK(large.operations().size() > 10'000);
+  for (const auto& p : {large, large.with_copies(remat::copy_rates{1, 1, 0})})
+    for (const auto& [name, s] : solvers()) {
+      INFO(name << (p.copies() ? " with copies" : ""));
+      const auto begin = std::clock();
+      try {
+        remat::solve(p, budget, s, {.seconds = 0});
+      } catch (const remat::too_large&) {
+      }
+      CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 30);  // without a limit, most need minutes
+    }
 }

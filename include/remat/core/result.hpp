@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <remat/core/evaluation.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
@@ -65,6 +66,14 @@ struct result {
 };
 
 namespace detail {
+
+/// Copies the costs of a schedule into its result.
+inline void set_costs(result& r, const evaluation& e) {
+  r.peak = e.peak;
+  r.peaks = e.peaks;
+  r.seconds = e.seconds;
+  r.recomputed = e.recomputed;
+}
 
 /// Replaces the schedule of `to` by the schedule of `from`, if the latter fits the budget of `to` and is faster or `to` has none.
 /// @param gap relative gap below which the schedule counts as optimal

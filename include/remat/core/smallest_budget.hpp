@@ -66,7 +66,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     const auto budget = low + (best.peak - low) / 2;
     if (!look(budget)) low = std::max(budget + 1, proven);  // no schedule was found below `low`
   }
-  if constexpr (warm_startable<S>)  // a nearby start may succeed where a distant start failed
+  if (starts_warm(s))  // a nearby start may succeed where a distant start failed
     for (double step = 0.02; step >= tolerance && best.peak > proven && !m.stopped();)
       if (!look(std::max(proven, std::min(best.peak - 1, part(1 - step))))) step /= 2;
   best.status = status::feasible;

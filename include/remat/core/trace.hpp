@@ -29,8 +29,7 @@ struct memory_timeline {
 /// @param p the problem
 /// @param s a valid schedule of it
 /// @return a piece per compute step on the device, per wait, and (without duration) per copy to the device; for a cyclic
-/// schedule,
-///         the pieces of one period
+///         schedule, the pieces of one period
 /// @throws bad_schedule if `s` is not valid
 /// Complexity: that of `evaluate`.
 inline memory_timeline trace_memory(const problem& p, const schedule& s) {

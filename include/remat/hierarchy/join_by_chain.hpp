@@ -38,7 +38,8 @@ class join_by_chain {
   /// @throws bad_option naming the member that is out of range
   explicit join_by_chain(const options& o) : options_(o) {
     if (o.slots < 1) throw bad_option("join_by_chain.slots must be >= 1, got 0");
-    if (o.budgets < 1 || o.budgets_of_parts < 1) throw bad_option("join_by_chain.budgets must be >= 1, got 0");
+    if (o.budgets < 1) throw bad_option("join_by_chain.budgets must be >= 1, got 0");
+    if (o.budgets_of_parts < 1) throw bad_option("join_by_chain.budgets_of_parts must be >= 1, got 0");
   }
 
   std::string name() const { return "chain"; }

@@ -43,7 +43,8 @@ class join_by_outer {
   /// @throws bad_option naming the member that is out of range
   join_by_outer(Outer outer, const options& o) : outer_(std::move(outer)), options_(o) {
     if (o.peaks < 1) throw bad_option("join_by_outer.peaks must be >= 1, got 0");
-    if (o.selections < 1 || o.selections_of_parts < 1) throw bad_option("join_by_outer.selections must be >= 1, got 0");
+    if (o.selections < 1) throw bad_option("join_by_outer.selections must be >= 1, got 0");
+    if (o.selections_of_parts < 1) throw bad_option("join_by_outer.selections_of_parts must be >= 1, got 0");
     if (!(o.share > 0 && o.share <= 1)) throw bad_option("join_by_outer.share must be in (0, 1], got " + std::to_string(o.share));
   }
 

@@ -145,7 +145,7 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   const auto row_of = [&](double bytes) { return std::min(height - 1, static_cast<int>(bytes / top * height)); };
 
   std::string out;
-  if (!style.title.empty()) out += style.title.substr(0, static_cast<std::size_t>(width)) + "\n";
+  if (!style.title.empty()) out += detail::shortened(style.title, static_cast<std::size_t>(width)) + "\n";
   for (int row = height - 1; row >= 0; --row) {
     const bool budget_row = style.budget && row == row_of(static_cast<double>(*style.budget));
     std::string label;

@@ -86,31 +86,18 @@ S cheap_default() {
     return S();
 }
 
-/// Runs several joiners in turn. Each may improve the schedules of those before.
-template <hierarchy::joiner... J>
-class join_in_turn {
+/// The default joiner of `hierarchical`: first the chain, then `min_cut` on the condensed graph, both with evictions.
+class join_by_default {
  public:
-  explicit join_in_turn(J... joiners) : joiners_(std::move(joiners)...) {}
-
-  std::string name() const {
-    std::string all;
-    std::apply([&](const auto&... j) { ((all += (all.empty() ? "" : "+") + std::string(j.name())), ...); }, joiners_);
-    return all;
-  }
-  /// @throws any exception of the joiners
+  std::string name() const { return chain_.name() + "+" + outer_.name(); }
   void join(hierarchy::level& l, monitor& m) const {
-    std::apply([&](const auto&... j) { (j.join(l, m), ...); }, joiners_);
+    chain_.join(l, m);
+    outer_.join(l, m);
   }
 
  private:
-  std::tuple<J...> joiners_;
-};
-
-/// The default joiner of `hierarchical`: first the chain, then `min_cut` on the condensed graph, both with evictions.
-class join_by_default : public join_in_turn<join_by_chain, join_by_outer<min_cut>> {
- public:
-  join_by_default()
-      : join_in_turn(join_by_chain({.evictions = true}), join_by_outer<min_cut>(cheap_default<min_cut>(), {.evictions = true})) {}
+  join_by_chain chain_{{.evictions = true}};
+  join_by_outer<min_cut> outer_{cheap_default<min_cut>(), {.evictions = true}};
 };
 
 /// Cuts a graph into parts, finds several options for each part, and joins them. For graphs of any size and shape.

@@ -47,7 +47,7 @@ class pofo {
     std::vector<std::size_t> sizes = {4, 8, 16};             ///< operations per part in further cuts of the graph, each >= 1
     std::size_t slots = 500;                                 ///< most units of memory in the table of recomputations, >= 1
     std::size_t labels = 300;                                ///< `fastest_with_copies_options::most_labels`, >= 1
-    std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets to try, times the budget less held bytes, > 0
+    std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets to try, times the budget less held bytes, in (0, 10^6)
   };
 
   pofo() : pofo(options{}) {}
@@ -59,7 +59,7 @@ class pofo {
       throw bad_option("pofo.blocks.most must be at most " + std::to_string(chain::persistent_table::most_links) + ", got " +
                        std::to_string(o.blocks.most));
     for (const double x : o.nearby)
-      if (!(x > 0 && x < 1e6)) throw bad_option("pofo.nearby must be > 0, got " + std::to_string(x));
+      if (!(x > 0 && x < 1e6)) throw bad_option("pofo.nearby must be in (0, 10^6), got " + std::to_string(x));
   }
 
   std::string name() const { return "pofo"; }
