@@ -33,21 +33,19 @@ namespace {
 
 /// The problem with all rates times `rate`, and `more` bytes on each tier with a budget.
 problem enlarged(const problem& p, double rate, bytes_t more) {
-  auto tiers = p.tiers();
-  auto copies = p.copies();
-  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
-  for (auto& l : links) l.rate *= rate;
-  if (copies) copies->to_host *= rate, copies->to_device *= rate;
-  for (std::size_t t = 1; t < tiers.size(); ++t)
-    if (tiers[t].budget) *tiers[t].budget += more;
-  return {"enlarged", p.values(), p.operations(), p.targets(), copies, std::nullopt, {tiers, links}, p.next()};
+  auto x = p.parts();
+  for (auto& l : x.system.links) l.rate *= rate;
+  if (x.copies) x.copies->to_host *= rate, x.copies->to_device *= rate;
+  for (auto& t : x.system.tiers)
+    if (t.budget) *t.budget += more;
+  return problem(std::move(x));
 }
 
 /// The problem with another disk behind the last tier, where some of the sources of the last tier start.
 problem with_far_disk(std::mt19937_64& g, const problem& p) {
-  auto values = p.values();
-  auto tiers = p.tiers();
-  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  auto x = p.parts();
+  auto& [tiers, links] = x.system;
+  auto& values = x.values;
   const remat::tier_id last(tiers.size() - 1), far(tiers.size());
   tiers.push_back({"far disk"});
   links.push_back({last, far, 1, 0});
@@ -59,19 +57,16 @@ problem with_far_disk(std::mt19937_64& g, const problem& p) {
     if (p.is_source(v) && values[v].starts == last) values[v].starts = far;
     if (p.is_target(v) && values[v].ends == last) values[v].ends = far;
   }
-  return {"far", values, p.operations(), p.targets(), p.copies(), std::nullopt, {tiers, links}, p.next()};
+  return problem(std::move(x));
 }
 
 /// A problem at the limits: sizes of zero or far too large, links and operations that take no time or nearly forever, tiers
 /// without room, operations on any tier, sources that start anywhere or are never read. Nothing if the problem is inconsistent.
 std::optional<problem> odd_problem(std::mt19937_64& g) {
   const auto p = plannable_problem(g, chance(g, 50));
-  auto values = p.values();
-  auto operations = p.operations();
-  auto targets = p.targets();
-  auto tiers = p.tiers();
-  auto copies = p.copies();
-  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  auto x = p.parts();
+  auto& [name, values, operations, targets, copies, backward, system, next] = x;
+  auto& [tiers, links] = system;
   const auto one_of = [&](const auto& list) {
     return list[static_cast<std::size_t>(uniform(g, 0, static_cast<long>(std::size(list)) - 1))];
   };
@@ -106,7 +101,7 @@ std::optional<problem> odd_problem(std::mt19937_64& g) {
     targets.push_back(values.size() - 1);
   }
   try {
-    return problem("odd", values, operations, targets, copies, std::nullopt, {tiers, links}, p.next());
+    return problem(std::move(x));
   } catch (const remat::bad_problem&) {
     return {};
   }

@@ -12,6 +12,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <remat/core/pareto_curve.hpp>
@@ -94,11 +95,10 @@ void check_numbers(const problem& p, const remat::result& r) {
 
 /// The problem with everything scaled or removed.
 problem changed(const problem& p, bytes_t bytes, double seconds, bool once) {
-  auto values = p.values();
-  auto operations = p.operations();
-  for (auto& v : values) v.bytes *= bytes;
-  for (auto& o : operations) o.seconds *= seconds, o.workspace *= bytes, o.once = o.once || once;
-  return problem(p.name(), values, operations, p.targets(), p.copies(), p.backward_start());
+  auto x = p.parts();
+  for (auto& v : x.values) v.bytes *= bytes;
+  for (auto& o : x.operations) o.seconds *= seconds, o.workspace *= bytes, o.once = o.once || once;
+  return problem(std::move(x));
 }
 
 /// Training graphs small enough for all solvers, with what may be odd about them.

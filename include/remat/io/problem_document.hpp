@@ -210,7 +210,7 @@ inline void write_problem(std::ostream& out, const problem& p, const unknown_pro
       document["tiers"].push_back(std::move(x));
     }
     document["links"] = json::array();
-    const auto links = p.links_beyond_copies();
+    const auto links = p.links().subspan(p.copies() ? 2 : 0);  // "offload" has those of `copies`
     for (std::size_t i = 0; i < links.size(); ++i) {
       const auto& l = links[i];
       json x = {{"from", name(l.from)}, {"to", name(l.to)}, {"rate", l.rate}, {"latency", l.latency}, {"stream", l.stream}};
