@@ -283,7 +283,7 @@ void change_departures(const std::vector<value_id>& values, const copy_schedule&
 inline void copy_search(const virtual_problem& q, const order_with_departures& order, bytes_t virtual_budget,
                         copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
-  const auto stop = [&] { return m.stopped(); };
+  const auto stop = m.stop();
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };

@@ -130,8 +130,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
     if (budgets[i] < r.budget_bound) {
       r.status = status::infeasible;
     } else if (r.status != status::optimal && !m.stopped() && !stopped) {
-      auto share = m.limits();
-      share.seconds = m.remaining() / static_cast<double>(budgets.size() - i);
+      const auto share = m.shared(1 / static_cast<double>(budgets.size() - i));
       m.restart();
       const auto point = "point " + std::to_string(i + 1) + " of " + std::to_string(budgets.size()) + ": ";
       r = solve(p, budgets[i], s, share, report_to(m, point));
@@ -193,10 +192,9 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   std::vector<bytes_t> budgets = {top};
   std::vector<result> known;
   if (points > 1) {
-    auto share = l;
-    share.seconds = m.remaining() / 4;
     if (p.plain() || plans_tiers(s))
-      if (auto smallest = smallest_budget(p, s, share, 0.01, report_to(m)); smallest.found()) known = {std::move(smallest)};
+      if (auto smallest = smallest_budget(p, s, m.shared(0.25), 0.01, report_to(m)); smallest.found())
+        known = {std::move(smallest)};
     const auto least = std::min(top, known.empty() ? bounds_without_search(p).budget : known[0].peak);
     const auto steps = static_cast<double>(points - 1);
     for (std::size_t i = 1; i < points; ++i) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <remat/core/evaluation.hpp>
@@ -64,6 +65,14 @@ struct result {
     return seconds > scope_bound ? (seconds - scope_bound) / seconds : 0;
   }
 };
+
+/// The result `r` of a method that does not support the problem.
+/// @param reason why
+inline result refused(std::string reason, result r = {}) {
+  r.status = status::not_applicable;
+  r.reason = std::move(reason);
+  return r;
+}
 
 namespace detail {
 

@@ -41,8 +41,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   if (p.plain()) {
     best = as_result(p, with_drops(p, needed_operations(p)));
   } else {
-    auto share = l;
-    share.seconds = m.remaining() / 2;
+    auto share = m.shared(0.5);
     share.gap = 0.99;
     best = solve(p, std::max(measure_store_all(p).peak, bounds_without_search(p).budget), s, share,
                  report_to(m, "smallest budget, a first schedule: "));
@@ -50,8 +49,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   }
   auto proven = bounds_without_search(p).budget;
   const auto look = [&](bytes_t budget) {
-    auto share = l;
-    share.seconds = m.remaining() / 4;
+    auto share = m.shared(0.25);
     share.gap = 0.99;  // any schedule will do
     m.restart();
     const auto r = solve(p, budget, s, start_from(best.schedule), share,

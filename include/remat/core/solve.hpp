@@ -57,10 +57,7 @@ inline progress judged(const problem& p, bytes_t budget, const std::string& solv
 
 /// The result for a problem that the solver named `solver` does not support.
 inline result beyond_solver(const problem& p, const std::string& solver) {
-  result r;
-  r.status = status::not_applicable;
-  r.reason = solver + " plans for a device and copies to a host; the problem has " + p.beyond_plain();
-  return r;
+  return refused(solver + " plans for a device and copies to a host; the problem has " + p.beyond_plain());
 }
 
 /// Checks the bounds of `proven` against a schedule. Sums of seconds are rounded: a bound may exceed the time by a relative 1e-9.

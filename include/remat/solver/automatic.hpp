@@ -245,7 +245,7 @@ class automatic {
       now.take(bound::time_bound{known.bound, 0});
     };
     now.within(now.remaining() / 2, [&](monitor& m) {
-      const auto stop = [&] { return m.stopped(); };
+      const auto stop = m.stop();
       if (!now.best.found()) known = all.any(sets, stop), take();
       if (!now.done()) known = all.fastest(now.best.seconds(), sets, stop), take();
     });

@@ -167,16 +167,16 @@ class hierarchical {
     std::optional<structure::partition> given;
     if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
-      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) prove_bound(p, budget, r, m.stop());
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
-      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, [&] { return m.stopped(); });
+      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, m.stop());
       if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
-        r.status = status::not_applicable, r.reason = "the graph cannot be cut into parts";
+        r = refused("the graph cannot be cut into parts", std::move(r));
       join(alike, parts, best, now, m);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
-        if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
+        if (const auto whole = remat::solve(p, budget, inner_, m.shared(1), stop_with(m)); whole.found())
           best.offer(compute_order(whole.schedule));
       if (options_.rounds > 0 && best.found() && !m.stopped())
         order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.rounds)}, r.bound);
@@ -199,17 +199,7 @@ class hierarchical {
     std::unordered_map<std::size_t, std::vector<std::pair<structure::canonical_form, orders>>>
         solved;  // by hash; orders in canonical positions
     std::size_t depth = 0;
-
-    auto stop() {
-      return [this](const progress&) { return m.stopped() ? control::stop : control::go_on; };
-    }
   };
-
-  static limits share(const monitor& m, double part) {
-    auto l = m.limits();
-    l.seconds = m.remaining() * part;
-    return l;
-  }
 
   /// Sorts the user's partition, and checks that its parts have a topological order.
   static structure::partition checked(const problem& p, structure::partition parts) {
@@ -277,12 +267,12 @@ class hierarchical {
     if (large && now.depth <= most_depth) {
       auto finer = options_.cut;
       finer.backward_start = b.boundary();
-      pieces = structure::find_partition(bare, finer, [&] { return now.m.stopped(); });
+      pieces = structure::find_partition(bare, finer, now.m.stop());
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
-    auto each = share(now.m, part_of_time);
+    auto each = now.m.shared(part_of_time);
     each.gap = std::max(each.gap, 1e-3);
-    const auto stop = [&] { return now.m.stopped(); };
+    const auto stop = now.m.stop();
     for (const auto& t : targets(b, stop)) {
       if (options_.cuts) found.push_back(t.start);
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
@@ -300,9 +290,9 @@ class hierarchical {
           join(limited, pieces, best, now, part);
           if (best.found()) found.push_back(best.order());
         } else if (large) {
-          add(remat::solve(limited, within, cheap_default<min_cut>(), each, now.stop()));
+          add(remat::solve(limited, within, cheap_default<min_cut>(), each, stop_with(now.m)));
         } else {
-          add(remat::solve(limited, within, inner_, each, now.stop()));
+          add(remat::solve(limited, within, inner_, each, stop_with(now.m)));
         }
       }
     }
@@ -359,7 +349,7 @@ class hierarchical {
       constexpr double near = 1.02;  // times the fastest; slower schedules do not catch up
       for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !m.stopped(); ++k)
         if (fastest[k].first < near * best.seconds() &&
-            best.offer(order::retain_more(p, fastest[k].second, best.budget(), [&] { return m.stopped(); })))
+            best.offer(order::retain_more(p, fastest[k].second, best.budget(), m.stop())))
           report("retention");
     }
     --now.depth;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/chain/fastest_with_copies.hpp>
@@ -66,17 +67,10 @@ class pofo {
 
   /// @throws bad_option if the options of the blocks are out of range
   result solve(const problem& p, bytes_t budget, monitor& m) const {
+    if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
+    if (!p.copies()) return refused(copies::no_copies);
     result r;
-    if (incumbent all(p, budget); all.offer(needed_operations(p))) {
-      all.put_into(r);
-      return r;
-    }
-    if (!p.copies()) {
-      r.status = status::not_applicable;
-      r.reason = copies::no_copies;
-      return r;
-    }
-    prove_bound(p, budget, r, [&] { return m.stopped(); });
+    prove_bound(p, budget, r, m.stop());
     copies::copy_incumbent best(p, budget);
     bool any = search(p, budget, options_.blocks, r.bound, best, m);
     for (const auto size : options_.sizes)
@@ -84,7 +78,7 @@ class pofo {
         any = search(p, budget, {.backward_start = options_.blocks.backward_start, .size = size, .most = most_parts}, r.bound,
                      best, m) ||
               any;
-    if (!any) r.status = status::not_applicable, r.reason = structure::no_chain;
+    if (!any) r = refused(structure::no_chain, std::move(r));
     best.put_into(r);
     return r;
   }
@@ -96,11 +90,11 @@ class pofo {
   /// @return false if it cannot be cut
   bool search(const problem& p, bytes_t budget, const structure::partition_options& cut, double bound,
               copies::copy_incumbent& best, monitor& m) const {
-    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, [&] { return m.stopped(); }));
+    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, m.stop()));
     m.report({.stage = parts.size() < 2 ? structure::no_chain : "chain of " + std::to_string(parts.size()) + " blocks"});
     if (parts.size() < 2) return false;
     const auto& c = parts.chain();
-    const auto stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     const auto within = [&](double share) {  // bytes for the chain
       return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(budget - p.held_bytes())) - c.unmodelled_bytes();
     };
