@@ -30,7 +30,7 @@ static_assert(solver<hierarchical<>> && solver<hierarchical<rotor>> &&
 namespace {
 
 /// `min_cut` with little effort.
-min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .rounds = 0}); }
+min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .effort = 0}); }
 
 /// Counts the problems that it solves.
 struct counting_inner {
@@ -83,7 +83,7 @@ TEST_CASE("hierarchical solves no more parts if there are more equal layers") {
     hierarchical<counting_inner>::options o;
     o.cut.size = 30;
     o.bound = false;
-    o.rounds = 0;
+    o.effort = 0;
     const auto r = solve(p, share_of_peak(p, .6), hierarchical<counting_inner>(inner, join_by_default(), o));
     CHECK(r.found());
     counts.push_back(calls);
@@ -99,7 +99,7 @@ TEST_CASE("hierarchical passes the conformance suite") {
   o.leaf_operations = 4;
   o.saved = 3;
   o.peaks = 2;
-  o.rounds = 0;
+  o.effort = 0;
   const hierarchical<> tiny_parts(quick(), join_by_default(), o);
   CHECK(check_solver(tiny_parts, {.rounds = 80}) == std::vector<std::string>{});
 }
@@ -130,7 +130,7 @@ TEST_CASE("hierarchical with nested parts is at most 2 % slower than with flat p
   nested.cut = {.size = 120, .most = 5};
   nested.leaf_operations = 60;
   flat.bound = nested.bound = false;
-  flat.rounds = nested.rounds = 0;
+  flat.effort = nested.effort = 0;
   flat.saved = nested.saved = 3;
   flat.peaks = nested.peaks = 2;
   const auto light = quick();

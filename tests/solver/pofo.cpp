@@ -102,7 +102,7 @@ TEST_CASE("pofo on longer chains recomputes and copies, and is near offmate", "[
     const auto p = plain.with_copies(copy_rates{rate, rate, 0});
     const auto budget = share_of_peak(p, 0.01 * static_cast<double>(uniform(g, 35, 90)));
     const auto r = solve(p, budget, pofo{});
-    const auto other = solve(p, budget, offmate<>(min_cut{}, {.search = 1000, .idle = 1}), {.seconds = no_end});
+    const auto other = solve(p, budget, offmate<>(min_cut{}, {.effort = 1000, .idle = 1}), {.seconds = no_end});
     if (!r.found()) continue;
     ++found;
     both += has_copies(r) && computes_again(r);

@@ -118,7 +118,7 @@ TEST_CASE("solvers give valid answers for odd problems on several tiers") {
     INFO("seed " << seed);
     const auto least = remat::bounds_without_search(*p).budget;
     const auto budget = chance(g, 10) ? uniform(g, 0, 5) : chance(g, 10) ? remat::max_bytes : least + uniform(g, 0, 12);
-    const remat::offmate<> joint(remat::min_cut{}, {.scan = 3, .search = 200, .idle = 1});
+    const remat::offmate<> joint(remat::min_cut{}, {.scan = 3, .effort = 200, .idle = 1});
     const auto together = remat::solve(*p, budget, joint, no_hurry),
                alone = remat::solve(*p, budget, remat::offload_only(), no_hurry);
     for (const auto* r : {&together, &alone}) {
@@ -169,7 +169,7 @@ TEST_CASE("values that fit neither device nor host go to the disk, as worked out
 TEST_CASE("solvers on several tiers: valid schedules within all budgets, and bounds in order", "[long]") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.effort = 5'000, .idle = 1});
   for (int round = 0; round < 400; ++round) {
     auto p = plannable_problem(g, round % 4 != 0);
     if (p.tiers().size() == 3 && chance(g, 40)) p = with_far_disk(g, p);
@@ -202,7 +202,7 @@ TEST_CASE("solvers on several tiers: valid schedules within all budgets, and bou
 
 TEST_CASE("with more memory or faster links on several tiers, schedules are never slower and searches rarely are", "[long]") {
   int compared = 0, slower = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .search = 1'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .effort = 1'000, .idle = 1});
   for (unsigned seed = 0; seed < 150; ++seed) {
     std::mt19937_64 g(seed);
     auto p = plannable_problem(g, seed % 2 == 1);
@@ -229,7 +229,7 @@ TEST_CASE("with more memory or faster links on several tiers, schedules are neve
 TEST_CASE("smallest_budget on several tiers", "[long]") {
   std::mt19937_64 g(34);
   int met = 0, rounds = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .effort = 2'000, .idle = 1});
   for (int round = 0; round < 50; ++round) {
     const auto p = remat::testing::with_some_budgets(g, plannable_problem(g, round % 2 == 0), 30, 20, 60);
     INFO("round " << round);
@@ -258,7 +258,7 @@ struct against_optimum {
   double extra = 0, gap = 0;
 
   void add(const problem& p, bytes_t budget, std::size_t most_states) {
-    const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
+    const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .effort = 2'000, .idle = 1});
     const auto best = remat::testing::exhaustive_optimum_on_tiers(p, budget, most_states);
     if (!best) {
       ++given_up;

@@ -81,7 +81,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
 template <solver S>
 S cheap_default() {
   if constexpr (std::is_same_v<S, min_cut>)
-    return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .rounds = 0});
+    return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .effort = 0});
   else
     return S();
 }
@@ -134,10 +134,10 @@ class hierarchical {
     bool bound = true;                  ///< prove a lower bound as well
     bool cuts = true;          ///< add options by minimum cuts and evictions; the bytes saved by cuts are then the bounds to try
     std::size_t retained = 6;  ///< number of fastest schedules to improve by `retain_more`
-    std::size_t rounds = 30000;  ///< effort of the final `local_search`, for `order::patience_for`; 0: none
+    std::size_t effort = 30000;  ///< effort of the final `local_search`, for `order::patience_for`; 0: none
 
     /// Only parts, Inner and Joiner: for methods as published.
-    static options plain() { return {.bound = false, .cuts = false, .retained = 0, .rounds = 0}; }
+    static options plain() { return {.bound = false, .cuts = false, .retained = 0, .effort = 0}; }
     /// The same, with the options of a published method.
     template <class Published>
     static options plain(const Published& o) {
@@ -178,8 +178,8 @@ class hierarchical {
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
         if (const auto whole = remat::solve(p, budget, inner_, m.shared(1), stop_with(m)); whole.found())
           best.offer(compute_order(whole.schedule));
-      if (options_.rounds > 0 && best.found() && !m.stopped())
-        order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.rounds)}, r.bound);
+      if (options_.effort > 0 && best.found() && !m.stopped())
+        order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.effort)}, r.bound);
     }
     best.put_into(r);
     return r;

@@ -39,7 +39,7 @@ namespace remat {
 /// no order fits, `order_in_phases` makes one in phases, or `lower_peak` lowers the peak of store-all. A start that needs up to a
 /// tenth more than the budget is lowered before the cuts. Does not use copies to the host.
 ///
-/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
+/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of effort of
 /// `local_search` that falls with the number of operations.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});
@@ -53,7 +53,7 @@ class min_cut {
     std::size_t mixtures = 6;            ///< mixtures per pair of neighbouring cuts, >= 1; fewer above 20 000 operations
     bool bound = true;                   ///< prove a lower bound as well
     std::size_t repairs = 300000;        ///< most operations times starts to repair; fewer above 1000 operations
-    std::size_t rounds = 800000;         ///< effort of `local_search`, for `order::patience_for`; 0: none
+    std::size_t effort = 800000;         ///< effort of `local_search`, for `order::patience_for`; 0: none
     std::optional<schedule> start = {};  ///< a known schedule to start from; its copies are ignored
   };
 
@@ -273,9 +273,9 @@ class min_cut {
         }
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
       offer(order::retain_more(p, good[i], budget, stop), "retention");
-    if (options_.rounds > 0 && !stop() && !good_enough())
+    if (options_.effort > 0 && !stop() && !good_enough())
       order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
-                          {.patience = order::patience_for(p, options_.rounds)}, bound);
+                          {.patience = order::patience_for(p, options_.effort)}, bound);
   }
 
   options options_;

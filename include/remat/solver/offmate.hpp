@@ -64,7 +64,7 @@ class offmate {
     std::size_t scan = 20;            ///< number of constant virtual budgets, >= 1; half as many in each of the four other scans
     std::size_t inner = 3;            ///< number of most promising virtual budgets that Inner plans for
     std::size_t starts = 10;          ///< number of orders to improve, the fastest ones, >= 1
-    std::size_t search = 600'000;     ///< effort of each `copies::copy_search`, for `order::patience_for`
+    std::size_t effort = 600'000;     ///< effort of each `copies::copy_search`, for `order::patience_for`
     std::size_t idle = 12;            ///< searches per thread without an improvement after which the work ends; 0: no search
     std::optional<schedule> start{};  ///< a known schedule to start from; its copies are ignored
     double rate_share = 1;            ///< share of its rate that each link is planned with, in (0, 1]
@@ -218,7 +218,7 @@ class offmate {
   /// @return the virtual budget of the fastest order, bytes, and its time, s; infinity if there is none
   static std::pair<bytes_t, double> sweep(scan& now, const virtual_pointer& q, const std::vector<bytes_t>& budgets, double part) {
     monitor some(now.m, part, [](const progress&) { return control::go_on; });
-    const auto planned = min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(q->problem(), budgets, some);
+    const auto planned = min_cut({.bound = false, .repairs = 10'000, .effort = 0}).sweep(q->problem(), budgets, some);
     std::pair fastest{bytes_t{0}, std::numeric_limits<double>::infinity()};
     for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) {
       if (!planned[i].found()) continue;
@@ -377,7 +377,7 @@ class offmate {
         const auto before = now.best.seconds();  // other threads may lower it meanwhile
         monitor part(now.m, 0.5);
         copies::copy_search(*from.problem, from.order, from.budget, now.best, part,
-                            {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
+                            {.patience = order::patience_for(now.plain, options_.effort), .stream = stream}, now.bound);
         if (now.best.seconds() < before && !now.m.stopped()) now.best.try_smaller_budgets();
         const std::lock_guard guard(lock);
         if (now.best.seconds() < before) fastest = from;
