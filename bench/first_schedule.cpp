@@ -12,6 +12,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <remat/core/solve.hpp>
 #include <remat/solver/automatic.hpp>
@@ -28,14 +29,15 @@ remat::problem with_memory(const remat::problem& p, const std::string& kind) {
   double bytes = 0;
   for (const auto& v : p.values()) bytes += static_cast<double>(v.bytes);
   const double rate = bytes / 4 / p.total_seconds();
-  remat::memory_system memory;
+  auto x = p.parts();
+  x.copies = remat::copy_rates{rate, rate};
   if (kind == "tiers") {
-    memory.tiers = {{"device"}, {"host", remat::measure_store_all(p).peak / 2}, {"disk"}};
-    memory.links = {{1, 2, rate / 3, 0, "write"}, {2, 1, rate / 3, 0, "read"}};
+    x.system.tiers = {{"device"}, {"host", remat::measure_store_all(p).peak / 2}, {"disk"}};
+    x.system.links = {{1, 2, rate / 3, 0, "write"}, {2, 1, rate / 3, 0, "read"}};
   } else if (kind != "copies") {
     throw std::invalid_argument("copies or tiers, got " + kind);
   }
-  return {p.name(), p.values(), p.operations(), p.targets(), remat::copy_rates{rate, rate}, p.backward_start(), memory};
+  return remat::problem(std::move(x));
 }
 
 /// The smallest peak of the cheap orders, in bytes.

@@ -64,5 +64,5 @@ int main() {
             << ", bound " << remat::format_seconds(r.bound) << "\n";
   if (!r.found()) return 1;
   remat::execute(r, r.schedule, printer{n});
-  std::cout << "\n" << remat::timeline_text(remat::trace_memory(r, r.schedule), {.budget = r.budget}, 60, 8);
+  std::cout << "\n" << remat::timeline_text(remat::trace(r, r.schedule).memory, {.budget = r.budget}, 60, 8);
 }

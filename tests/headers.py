@@ -20,7 +20,7 @@ folder = root / "include"
 COMBINE = {"solver/automatic.hpp", "solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/order_in_phases.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
 
 #: Types, concepts and texts, which have no complexity.
-NOTHING_TO_COUNT = {"core/error.hpp", "core/evaluation.hpp", "core/solver.hpp", "core/types.hpp", "graph/cost_model.hpp", "graph/dag.hpp", "io/json.hpp",
+NOTHING_TO_COUNT = {"core/error.hpp", "core/evaluation.hpp", "core/solver.hpp", "core/text.hpp", "core/types.hpp", "graph/cost_model.hpp", "graph/dag.hpp", "io/json.hpp",
                     "report/style.hpp", "testing/archetypes.hpp", "remat.hpp", "solvers.hpp", "version.hpp"}
 
 

@@ -67,12 +67,9 @@ inline std::optional<evaluation> evaluated(const problem& p, const schedule& s) 
 
 /// The problem with other budgets of its tiers.
 inline problem with_budgets(const problem& p, const std::vector<std::optional<bytes_t>>& budgets) {
-  auto tiers = p.tiers();
-  for (std::size_t t = 0; t < tiers.size(); ++t) tiers[t].budget = budgets[t];
-  const auto links = p.links_beyond_copies();
-  return {
-      p.name(), p.values(), p.operations(), p.targets(), p.copies(), p.backward_start(), {tiers, {links.begin(), links.end()}},
-      p.next()};
+  auto x = p.parts();
+  for (std::size_t t = 0; t < budgets.size(); ++t) x.system.tiers[t].budget = budgets[t];
+  return problem(std::move(x));
 }
 
 /// The problem with random budgets of its tiers other than the device.

@@ -204,7 +204,7 @@ int run(const arguments& a) {
   row("losses", number("%.4f to %.4f, largest difference %g", first_loss, last_loss, loss_difference));
   row("gradients", number("largest difference %g%s", gradient_difference, bitwise ? ", equal bit by bit at every step" : ""));
 
-  const auto timeline = remat::trace_memory(wrapped->session().planning_problem(), wrapped->session().planned_schedule());
+  const auto timeline = remat::trace(wrapped->session().planning_problem(), wrapped->session().planned_schedule()).memory;
   eager.memory.label = "plain model, measured";
   planned.memory.label = "wrapped, measured";
   const remat::timeline_style style{.title = "Memory of a training step: planned inside the budget, and measured",

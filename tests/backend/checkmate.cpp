@@ -373,7 +373,7 @@ void check_edges(const milp::any_backend& library) {
     const auto rejected = [&](const staged::staging& rules) {
       CHECK_THROWS_AS(solve(p, 5, exact({.rules = rules}, library)), bad_option);
     };
-    rejected({.backward_start = 1000});
+    rejected({.backward_start = p.operations().size()});
     rejected({.small_values = 1});
     rejected({.small_values = std::nan("")});
     rejected({.order = {0, 1, 2}});

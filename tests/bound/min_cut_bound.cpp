@@ -5,7 +5,9 @@
 #include <cmath>
 #include <random>
 
+#include <remat/bound/copy_bound.hpp>
 #include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
@@ -30,7 +32,7 @@ void compare(const problem& p, bytes_t step, tally& t) {
     const auto best = exhaustive_optimum(p, budget);
     INFO("budget " << budget);
     if (!best) {
-      CHECK(bound::min_cut_bound(p, all.peak).budget <= all.peak);
+      CHECK(bound::min_cut_bound(p, all.peak).budget <= budget + step);  // which a schedule fits
       break;
     }
     REQUIRE(bound.budget <= budget);
@@ -95,11 +97,16 @@ TEST_CASE("min_cut_bound: the value of a once-only operation must be retained") 
   }
 }
 
-TEST_CASE("min_cut_bound is the trivial bound if copies are allowed") {
+TEST_CASE("min_cut_bound is copy_bound for the time and the trivial bound for the budget if copies are allowed") {
   const auto chain = unit_training_chain(6);
-  const problem p("p", chain.values(), chain.operations(), chain.targets(), copy_rates{1, 1, 0});
   CHECK(bound::min_cut_bound(chain, 5).seconds > 13);
-  CHECK(bound::min_cut_bound(p, 5).seconds == 13);
+  for (const double rate : {1.0, 0.1}) {
+    const auto p = chain.with_copies(copy_rates{rate, rate, 0});
+    const auto bound = bound::min_cut_bound(p, 5);
+    CHECK(bound.seconds == bound::copy_bound(p, 5));
+    CHECK((bound.seconds > 13) == (rate < 1));
+    CHECK(bound.budget == bounds_without_search(p).budget);
+  }
 }
 
 TEST_CASE("min_cut_bound keeps its known values on captured networks") {

@@ -131,7 +131,7 @@ TEST_CASE("the recurrence with copies equals the enumeration of its choices", "[
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
     const auto budget = uniform(g, all / 4, all + 5);
-    const chain::persistent_table table(c, budget + c.links[0].input);
+    const chain::persistent_table table(c, budget + c.links[0].input, {});
     const copy_rates rates{0.25 * static_cast<double>(uniform(g, 1, 12)), 0.25 * static_cast<double>(uniform(g, 1, 12)), 0};
     every_choice oracle{c, table, static_cast<double>(budget), true};
     oracle.go(0, static_cast<double>(c.links[0].input), 0, {rates.to_host}, {rates.to_device});
@@ -164,7 +164,7 @@ TEST_CASE("with a dead link the recurrence gives persistent schedules, with a fa
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
     const auto budget = all * uniform(g, 40, 100) / 100;
-    const chain::persistent_table table(c, budget + c.links[0].input);
+    const chain::persistent_table table(c, budget + c.links[0].input, {});
     const auto alone = chain::fastest_persistent(c, budget);
     const auto dead = chain::fastest_with_copies(c, budget, {1e-9, 1e-9, 0}, table);
     if (alone.found()) {
@@ -186,7 +186,7 @@ TEST_CASE("with a dead link the recurrence gives persistent schedules, with a fa
 
 TEST_CASE("the search with copies: empty chains, long chains, and an early stop") {
   const chain::heterogeneous_chain none_at_all;
-  CHECK(chain::fastest_with_copies(none_at_all, 0, {1, 1, 0}, chain::persistent_table(none_at_all, 0)).exact);
+  CHECK(chain::fastest_with_copies(none_at_all, 0, {1, 1, 0}, chain::persistent_table(none_at_all, 0, {})).exact);
   std::mt19937_64 g(33);
   const auto c = chain_to_copy(g, 120, 1);
   bytes_t all = 0;

@@ -126,7 +126,7 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
       const auto [at, added] = fronts.emplace(peak, seconds);
       if (!added) at->second = std::min(at->second, seconds);
     }
-    const chain::persistent_table table(c, largest + 5), coarse(c, largest + 5, {.slots = 20});
+    const chain::persistent_table table(c, largest + 5, {}), coarse(c, largest + 5, {.slots = 20});
     REQUIRE(table.complete());
     double best = std::numeric_limits<double>::infinity();
     for (bytes_t budget = 0; budget <= largest + 3; ++budget) {
@@ -163,8 +163,8 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
 }
 
 TEST_CASE("the table for chains of zero, one and many links") {
-  CHECK(chain::persistent_table({}, 10).seconds(10) == 0.0);
-  CHECK(chain::persistent_table({}, 10).steps(10).empty());
+  CHECK(chain::persistent_table({}, 10, {}).seconds(10) == 0.0);
+  CHECK(chain::persistent_table({}, 10, {}).steps(10).empty());
   std::mt19937_64 g(12);
   const auto c = random_chain(g, 200, 3);
   const chain::persistent_table table(c, 2000, {.slots = 100});
@@ -184,7 +184,7 @@ TEST_CASE("the search for one budget equals the table on longer chains", "[long]
     const auto c = random_chain(g, static_cast<std::size_t>(uniform(g, 5, 24)), 3);
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
-    const chain::persistent_table table(c, all);
+    const chain::persistent_table table(c, all, {});
     REQUIRE(table.exact());
     for (const int percent : {100, 70, 50, 35, 25}) {
       const auto budget = all * percent / 100;
@@ -249,12 +249,12 @@ TEST_CASE("the search for one budget: degenerate chains, long chains, an early s
 TEST_CASE("chains and options that are out of range are refused") {
   chain::heterogeneous_chain c;
   c.links.resize(2);
-  CHECK_THROWS_WITH(chain::persistent_table(c, 10), Catch::Contains("links[0]"));
+  CHECK_THROWS_WITH(chain::persistent_table(c, 10, {}), Catch::Contains("links[0]"));
   c.links.resize(chain::persistent_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
-  CHECK_THROWS_AS(chain::persistent_table(c, 10), bad_option);
+  CHECK_THROWS_AS(chain::persistent_table(c, 10, {}), bad_option);
   c.links.resize(3);
   CHECK_THROWS_WITH(chain::fastest_persistent(c, 10), Catch::Contains("links[0]"));
   c.links.erase(c.links.begin(), c.links.begin() + 2);
-  CHECK_THROWS_WITH(chain::persistent_table(c, chain::persistent_table::most_units + 10), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(chain::persistent_table(c, chain::persistent_table::most_units + 10, {}), Catch::Contains("slots"));
   CHECK_THROWS_WITH(chain::fastest_persistent(c, 10, {.most_labels = 0}), Catch::Contains("most_labels"));
 }

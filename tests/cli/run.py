@@ -279,7 +279,7 @@ expect("compare with an unknown solver", 2, "compare", small, "-b", "100", "-s",
 expect("compare without a budget", 2, "compare", small, says=["--budget"])
 
 # options of solvers
-expect("solve with options", 0, "solve", small, "-b", "100", "-s", "min_cut", "--option", "cuts=4", "--option", "rounds=0", prints=["min_cut (cuts=4, rounds=0)"])
+expect("solve with options", 0, "solve", small, "-b", "100", "-s", "min_cut", "--option", "cuts=4", "--option", "effort=0", prints=["min_cut (cuts=4, effort=0)"])
 for text, why in (("cut=4", ['no option "cut"', "cuts"]), ("cuts=1", ["cuts must be", "from 2"]), ("cuts", ["name=value", '"cuts"']), ("=4", ["name=value"])):
     expect(f"solve with the option {text}", 2, "solve", small, "-b", "100", "-s", "min_cut", "--option", text, says=why)
 expect("an option twice", 2, "solve", small, "-b", "100", "-s", "min_cut", "--option", "cuts=4", "--option", "cuts=5", says=["cuts is given twice"])

@@ -67,7 +67,7 @@ TEST_CASE("orders with recomputations map to the virtual problem and back, and i
     const auto p = testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 5)));
     const auto all = measure_order(p, needed_operations(p)).peak, least = all * 6 / 10, middle = all * 8 / 10;
     const copies::virtual_problem q(p, needed_operations(p), std::vector<bytes_t>{least, middle, all, middle, least});
-    const auto r = solve(q.problem(), q.budget(), min_cut({.repairs = 1000, .rounds = 1000}), {.seconds = 1e9});
+    const auto r = solve(q.problem(), q.budget(), min_cut({.repairs = 1000, .effort = 1000}), {.seconds = 1e9});
     if (!r.found()) continue;
     ++found;
     const auto order = compute_order(r.schedule);

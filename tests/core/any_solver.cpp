@@ -127,3 +127,11 @@ TEST_CASE("a curve of any_solver without a sweep solves each budget") {
   REQUIRE(curve.size() == 2);
   CHECK((curve[0].found() && !curve[1].found()));
 }
+
+TEST_CASE("smallest_budget takes no other steps with any_solver than with the solver inside") {
+  const auto p = remat::testing::transformer_training_graph(2);
+  const counting bare, wrapped;
+  CHECK(remat::smallest_budget(p, bare).peak == remat::smallest_budget(p, any_solver(wrapped)).peak);
+  CHECK(wrapped.count->solves == bare.count->solves);
+  CHECK_FALSE(remat::starts_warm(any_solver(bare)));
+}

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/core/pareto_curve.hpp>
@@ -56,6 +58,16 @@ struct sweeping : scripted_search {
     std::vector<result> all;
     for (auto b : budgets) all.push_back(answer(b));
     return all;
+  }
+};
+
+/// Finds only the schedule that it starts with.
+struct start_keeper {
+  std::optional<remat::schedule> start = {};
+  std::string name() const { return "start_keeper"; }
+  start_keeper with_start(remat::schedule s) const { return {std::move(s)}; }
+  result solve(const problem& p, bytes_t budget, remat::monitor&) const {
+    return start && remat::evaluate(p, *start).peak <= budget ? remat::as_result(p, *start) : result{};
   }
 };
 
@@ -275,4 +287,21 @@ TEST_CASE("curves of random problems are monotone, no worse than single searches
       if (i > 0) REQUIRE(curve[i - 1].bound <= r.bound);
     }
   }
+}
+
+TEST_CASE("a curve of the largest sizes that a problem accepts") {
+  const problem p("large", {{"s", remat::max_bytes / 2, true}, {"a", 1}},
+                  {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1, .workspace = remat::max_bytes}}, {1});
+  const auto all = remat::measure_store_all(p).peak;
+  CHECK(all > remat::max_bytes);
+  const auto curve = remat::pareto_curve(p, {remat::max_peak}, remat::store_all{});
+  CHECK(curve.at(0).found());
+  CHECK(curve.at(0).smallest_budget == all);
+  CHECK(curve.at(0).budget_bound == all);
+}
+
+TEST_CASE("smallest_budget ends for any tolerance, without a time limit") {
+  const auto r = remat::smallest_budget(skip(), start_keeper{}, {.seconds = std::numeric_limits<double>::infinity()}, 1e-17);
+  CHECK(r.peak == 30);
+  CHECK(r.budget_bound < r.peak);  // so that the small steps end by the tolerance
 }

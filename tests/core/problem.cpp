@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <optional>
 #include <string>
@@ -169,4 +170,18 @@ TEST_CASE("the error for a bad rate of copies names the member") {
     x.copies = {.to_host = 1, .to_device = 1, .latency = bad};
     CHECK_THAT(refusal(x), Catch::Contains("offload.latency"));
   }
+}
+
+TEST_CASE("an operation may overwrite many values, each output in the place of one input") {
+  constexpr std::size_t count = 400'000;
+  std::vector<remat::value> values(2 * count, {"v", 1});
+  remat::operation update{.name = "update", .inputs = {}, .outputs = {}};
+  for (std::size_t i = 0; i < count; ++i) {
+    update.inputs.push_back(i);
+    update.outputs.push_back(count + i);
+    update.overwrites.push_back({count + i, i});
+  }
+  const auto begin = std::clock();
+  CHECK(problem("update", values, {update}, {}).new_bytes(0) == 0);
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 20);  // pairwise comparisons take minutes
 }

@@ -110,8 +110,7 @@ unrolled unroll(const tiers_case& c, std::size_t turns) {
     u.schedule.compute(operations.size());
     operations.push_back({"turn", {}, {}, 0});
   }
-  const auto links = p.links_beyond_copies();
-  u.problem = problem("unrolled", values, operations, {}, p.copies(), std::nullopt, {p.tiers(), {links.begin(), links.end()}});
+  u.problem = problem("unrolled", values, operations, {}, p.copies(), std::nullopt, p.parts().system);
   return u;
 }
 

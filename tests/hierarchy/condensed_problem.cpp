@@ -20,7 +20,7 @@ using namespace remat::testing;
 namespace {
 
 /// `min_cut` with little effort.
-min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .rounds = 0}); }
+min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .effort = 0}); }
 
 }  // namespace
 

@@ -56,6 +56,7 @@ TEST_CASE("curve_text keeps its width, and gives each curve a sign") {
     CHECK(count(all[11], "●") + count(all[12], "●") > 0);
     CHECK_THAT(all[15], Catch::Contains("● first") && Catch::Contains("○ second & last") && Catch::Contains("· bound"));
   }
+  CHECK(lines(remat::curve_text(two, {.title = "x" + umlauts(30)}, 40))[0] == "x" + umlauts(19));  // no half characters
   CHECK_THROWS_AS(remat::curve_text(two, {}, 39), remat::bad_option);
   CHECK_THROWS_AS(remat::curve_text(two, {}, 80, 3), remat::bad_option);
 }

@@ -18,6 +18,8 @@
 #include <remat/solver/chen.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "text.hpp"
+
 using remat::control;
 using remat::progress;
 
@@ -58,6 +60,9 @@ TEST_CASE("progress_line and progress_log write what has changed") {
     }
   }
   CHECK_THAT(line.str(), Catch::Contains("1.0 s  cuts: best 2 s, bound 1 s, gap 50.00 %, b") && Catch::EndsWith("\r\033[K"));
+  std::ostringstream cut;
+  remat::progress_line("x", cut)(progress{.stage = umlauts(80)});
+  CHECK_THAT(cut.str(), Catch::Contains("x" + umlauts(54)) && !Catch::Contains("x" + umlauts(54) + "\xc3"));
   const auto text = log.str();
   CHECK(std::count(text.begin(), text.end(), '\n') == 4);  // the header and three changed reports
   CHECK_THAT(text, Catch::StartsWith("elapsed,best,bound,peak,stage\n0,,0,,\"a\"\n1,2.000000,1,,\"b\"\n"));

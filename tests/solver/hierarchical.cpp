@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -28,7 +30,7 @@ static_assert(solver<hierarchical<>> && solver<hierarchical<rotor>> &&
 namespace {
 
 /// `min_cut` with little effort.
-min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .rounds = 0}); }
+min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .effort = 0}); }
 
 /// Counts the problems that it solves.
 struct counting_inner {
@@ -81,7 +83,7 @@ TEST_CASE("hierarchical solves no more parts if there are more equal layers") {
     hierarchical<counting_inner>::options o;
     o.cut.size = 30;
     o.bound = false;
-    o.rounds = 0;
+    o.effort = 0;
     const auto r = solve(p, share_of_peak(p, .6), hierarchical<counting_inner>(inner, join_by_default(), o));
     CHECK(r.found());
     counts.push_back(calls);
@@ -97,7 +99,7 @@ TEST_CASE("hierarchical passes the conformance suite") {
   o.leaf_operations = 4;
   o.saved = 3;
   o.peaks = 2;
-  o.rounds = 0;
+  o.effort = 0;
   const hierarchical<> tiny_parts(quick(), join_by_default(), o);
   CHECK(check_solver(tiny_parts, {.rounds = 80}) == std::vector<std::string>{});
 }
@@ -128,7 +130,7 @@ TEST_CASE("hierarchical with nested parts is at most 2 % slower than with flat p
   nested.cut = {.size = 120, .most = 5};
   nested.leaf_operations = 60;
   flat.bound = nested.bound = false;
-  flat.rounds = nested.rounds = 0;
+  flat.effort = nested.effort = 0;
   flat.saved = nested.saved = 3;
   flat.peaks = nested.peaks = 2;
   const auto light = quick();
@@ -162,8 +164,10 @@ TEST_CASE("hierarchical uses the partition of the user, and refuses invalid part
   CHECK_THROWS_AS(hierarchical<>(min_cut{}, join_by_default{}, {.tolerance = -1}), bad_option);
   CHECK_THROWS_AS(join_by_chain({.slots = 0}), bad_option);
   CHECK_THROWS_AS(join_by_chain({.budgets = 0}), bad_option);
+  CHECK_THROWS_WITH(join_by_chain({.budgets_of_parts = 0}), Catch::Contains("join_by_chain.budgets_of_parts"));
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.peaks = 0}), bad_option);
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.selections = 0}), bad_option);
+  CHECK_THROWS_WITH(join_by_outer<min_cut>(quick(), {.selections_of_parts = 0}), Catch::Contains("selections_of_parts"));
   CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.share = 0}), bad_option);
 }
 
@@ -178,4 +182,18 @@ TEST_CASE("hierarchical with each joiner alone, as published, passes the conform
   chain.peaks = outer.peaks = 2;
   CHECK(check_solver(one(quick(), join_by_chain(), chain), {.rounds = 40}) == std::vector<std::string>{});
   CHECK(check_solver(other(quick(), join_by_outer(quick()), outer), {.rounds = 40}) == std::vector<std::string>{});
+}
+
+TEST_CASE("with_like_costs keeps tiers and links, and refuses tolerances that are no finite number") {
+  const memory_system tiers{{{"device"}, {"host"}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}};
+  const problem p("tiers", {{"a", 1}, {"b", 1}}, {{"o", {}, {0}, 1}, {"o", {0}, {1}, 1.01}}, {1}, copy_rates{1, 1}, std::nullopt,
+                  tiers);
+  const auto alike = with_like_costs(p, 0.1);
+  CHECK(alike.tiers().size() == 3);
+  CHECK(alike.links().size() == 4);
+  const problem free("free", {{"a", 1}, {"b", 1}}, {{"o", {}, {0}, 0}, {"o", {0}, {1}, 0}}, {1});
+  for (const double t : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    CHECK_THROWS_WITH(with_like_costs(free, t), Catch::Contains("with_like_costs.tolerance"));
+    CHECK_THROWS_WITH((hierarchical<>({}, {}, {.tolerance = t})), Catch::Contains("hierarchical.tolerance"));
+  }
 }

@@ -51,7 +51,7 @@ TEST_CASE("min_cut is never below the optimum nor its bound above it, and is oft
 }
 
 TEST_CASE("min_cut passes the conformance suite") {
-  const auto failures = check_solver(min_cut({.rounds = 200}), {.rounds = 1000, .seed = 2});
+  const auto failures = check_solver(min_cut({.effort = 200}), {.rounds = 1000, .seed = 2});
   for (const auto& f : failures) UNSCOPED_INFO(f);
   CHECK(failures.empty());
 }
@@ -114,7 +114,7 @@ TEST_CASE("min_cut on captured networks stays near the bound", "[long]") {
       return p.held_bytes() + static_cast<bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
     };
     INFO(r.name);
-    const min_cut quick({.repairs = 40000, .rounds = 200000});
+    const min_cut quick({.repairs = 40000, .effort = 200000});
     const auto loose = solve(p, at(.8), quick), tight = solve(p, at(.5), quick), least = solve(p, at(r.small), quick);
     REQUIRE(loose.found());
     REQUIRE(tight.found());
@@ -151,7 +151,7 @@ TEST_CASE("min_cut on ten thousand operations finds a schedule near the bound, a
   const auto p = transformer_training_graph(323);
   CHECK(p.operations().size() > 10000);
   const auto budget = evaluate(p, store_all_schedule(p)).peak / 2;
-  const auto near = solve(p, budget, min_cut({.repairs = 0, .rounds = 0}), {.seconds = 600});
+  const auto near = solve(p, budget, min_cut({.repairs = 0, .effort = 0}), {.seconds = 600});
   REQUIRE(near.found());
   CHECK(near.gap() < 0.005);
   int reports = 0;

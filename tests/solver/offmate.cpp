@@ -42,7 +42,7 @@ std::size_t copies_of(const result& r) {
 }  // namespace
 
 TEST_CASE("offmate passes the conformance suite") {
-  for (const auto& failure : check_solver(offmate<>(min_cut{}, {.search = 20'000, .idle = 1}), {.rounds = 300}))
+  for (const auto& failure : check_solver(offmate<>(min_cut{}, {.effort = 20'000, .idle = 1}), {.rounds = 300}))
     FAIL_CHECK(failure);
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("offmate solves every budget from the least on, no slower than either 
           "[long]") {
   std::mt19937_64 g(5);
   int compared = 0, met = 0, joint = 0;
-  const offmate<> both(min_cut{}, {.search = 40'000, .idle = 2});
+  const offmate<> both(min_cut{}, {.effort = 40'000, .idle = 2});
   for (int round = 0; round < 250; ++round) {
     const auto plain = round % 3 == 0 ? random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 2)))
                                       : random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 5)),
@@ -113,7 +113,7 @@ TEST_CASE("offmate is as fast as store-all with a fast link, recomputes with a d
 
 TEST_CASE("offmate is not slower with a faster link or more memory, within a tolerance of the search", "[long]") {
   const auto p = transformer_training_graph(3);
-  const offmate<> both(min_cut{}, {.scan = 6, .inner = 1, .starts = 4, .search = 100'000, .idle = 2});
+  const offmate<> both(min_cut{}, {.scan = 6, .inner = 1, .starts = 4, .effort = 100'000, .idle = 2});
   double before = no_limit;
   for (const double rho : {8.0, 4.0, 2.0, 1.0, 0.5, 0.25}) {
     const auto r = solve(copying(p, rho), share_of_peak(p, 0.5), both, {.seconds = no_limit});
@@ -164,7 +164,7 @@ TEST_CASE("offmate computes values that only the backward needs early if copies 
 TEST_CASE("offmate on several threads is valid, calls observers one at a time, and stops at once") {
   const auto p = copying(transformer_training_graph(1), 2);
   const auto budget = share_of_peak(p, 0.5);
-  const offmate<> both(min_cut{}, {.scan = 2, .inner = 1, .search = 5'000, .idle = 1});
+  const offmate<> both(min_cut{}, {.scan = 2, .inner = 1, .effort = 5'000, .idle = 1});
   const auto one = solve(p, budget, both, {.seconds = no_limit});
   CHECK(solve(p, budget, both, {.seconds = no_limit}).schedule.steps == one.schedule.steps);
   for (const unsigned threads : {2U, 3U}) {
@@ -198,9 +198,9 @@ TEST_CASE("offmate planned for slower links is judged by the rates of the proble
   CHECK(slower.copies()->to_host == Approx(0.9 * p.copies()->to_host));
   CHECK(slower.copies()->to_device == Approx(0.9 * p.copies()->to_device));
   CHECK(slower.copies()->latency == p.copies()->latency);
-  const auto full = solve(p, budget, offmate<>(min_cut{}, {.search = 20'000, .idle = 1}), {.seconds = no_limit});
+  const auto full = solve(p, budget, offmate<>(min_cut{}, {.effort = 20'000, .idle = 1}), {.seconds = no_limit});
   double reported = 0;
-  const auto less = solve(p, budget, offmate<>(min_cut{}, {.search = 20'000, .idle = 1, .rate_share = 0.9}),
+  const auto less = solve(p, budget, offmate<>(min_cut{}, {.effort = 20'000, .idle = 1, .rate_share = 0.9}),
                           {.seconds = no_limit}, [&](const progress& x) { reported = std::max(reported, x.bound); });
   REQUIRE((full.found() && less.found()));
   CHECK(less.bound == full.bound);
@@ -217,6 +217,5 @@ TEST_CASE("offmate planned for slower links is judged by the rates of the proble
 TEST_CASE("options of offmate that are out of range are named") {
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));
-  for (const copies::copy_search_options& o : {copies::copy_search_options{.patience = 0}, {.slack = -1}, {.reach = 1}})
-    CHECK_THROWS_WITH(o.validate(), Catch::Contains("copy_search_options."));
+  CHECK_THROWS_WITH(copies::copy_search_options{.patience = 0}.validate(), Catch::Contains("copy_search_options.patience"));
 }

@@ -102,7 +102,7 @@ TEST_CASE("pofo on longer chains recomputes and copies, and is near offmate", "[
     const auto p = plain.with_copies(copy_rates{rate, rate, 0});
     const auto budget = share_of_peak(p, 0.01 * static_cast<double>(uniform(g, 35, 90)));
     const auto r = solve(p, budget, pofo{});
-    const auto other = solve(p, budget, offmate<>(min_cut{}, {.search = 1000, .idle = 1}), {.seconds = no_end});
+    const auto other = solve(p, budget, offmate<>(min_cut{}, {.effort = 1000, .idle = 1}), {.seconds = no_end});
     if (!r.found()) continue;
     ++found;
     both += has_copies(r) && computes_again(r);
@@ -142,6 +142,7 @@ TEST_CASE("pofo refuses problems without copies, and options that are out of ran
   CHECK_THROWS_WITH(pofo({.slots = 0}), Catch::Contains("pofo.slots"));
   CHECK_THROWS_WITH(pofo({.labels = 0}), Catch::Contains("pofo.labels"));
   CHECK_THROWS_WITH(pofo({.nearby = {0}}), Catch::Contains("pofo.nearby"));
+  CHECK_THROWS_WITH(pofo({.nearby = {2e6}}), Catch::Contains("pofo.nearby must be in (0, 10^6), got 2000000"));
   CHECK_THROWS_WITH(solve(p, budget, pofo({.blocks = {.most = 0}})), Catch::Contains("most"));
   const auto stopped = solve(p, budget, pofo{}, {}, [](const progress&) { return control::stop; });
   CHECK((stopped.found() || stopped.status == status::time_limit));

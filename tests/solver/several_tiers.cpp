@@ -33,21 +33,19 @@ namespace {
 
 /// The problem with all rates times `rate`, and `more` bytes on each tier with a budget.
 problem enlarged(const problem& p, double rate, bytes_t more) {
-  auto tiers = p.tiers();
-  auto copies = p.copies();
-  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
-  for (auto& l : links) l.rate *= rate;
-  if (copies) copies->to_host *= rate, copies->to_device *= rate;
-  for (std::size_t t = 1; t < tiers.size(); ++t)
-    if (tiers[t].budget) *tiers[t].budget += more;
-  return {"enlarged", p.values(), p.operations(), p.targets(), copies, std::nullopt, {tiers, links}, p.next()};
+  auto x = p.parts();
+  for (auto& l : x.system.links) l.rate *= rate;
+  if (x.copies) x.copies->to_host *= rate, x.copies->to_device *= rate;
+  for (auto& t : x.system.tiers)
+    if (t.budget) *t.budget += more;
+  return problem(std::move(x));
 }
 
 /// The problem with another disk behind the last tier, where some of the sources of the last tier start.
 problem with_far_disk(std::mt19937_64& g, const problem& p) {
-  auto values = p.values();
-  auto tiers = p.tiers();
-  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  auto x = p.parts();
+  auto& [tiers, links] = x.system;
+  auto& values = x.values;
   const remat::tier_id last(tiers.size() - 1), far(tiers.size());
   tiers.push_back({"far disk"});
   links.push_back({last, far, 1, 0});
@@ -59,19 +57,16 @@ problem with_far_disk(std::mt19937_64& g, const problem& p) {
     if (p.is_source(v) && values[v].starts == last) values[v].starts = far;
     if (p.is_target(v) && values[v].ends == last) values[v].ends = far;
   }
-  return {"far", values, p.operations(), p.targets(), p.copies(), std::nullopt, {tiers, links}, p.next()};
+  return problem(std::move(x));
 }
 
 /// A problem at the limits: sizes of zero or far too large, links and operations that take no time or nearly forever, tiers
 /// without room, operations on any tier, sources that start anywhere or are never read. Nothing if the problem is inconsistent.
 std::optional<problem> odd_problem(std::mt19937_64& g) {
   const auto p = plannable_problem(g, chance(g, 50));
-  auto values = p.values();
-  auto operations = p.operations();
-  auto targets = p.targets();
-  auto tiers = p.tiers();
-  auto copies = p.copies();
-  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  auto x = p.parts();
+  auto& [name, values, operations, targets, copies, backward, system, next] = x;
+  auto& [tiers, links] = system;
   const auto one_of = [&](const auto& list) {
     return list[static_cast<std::size_t>(uniform(g, 0, static_cast<long>(std::size(list)) - 1))];
   };
@@ -106,7 +101,7 @@ std::optional<problem> odd_problem(std::mt19937_64& g) {
     targets.push_back(values.size() - 1);
   }
   try {
-    return problem("odd", values, operations, targets, copies, std::nullopt, {tiers, links}, p.next());
+    return problem(std::move(x));
   } catch (const remat::bad_problem&) {
     return {};
   }
@@ -123,7 +118,7 @@ TEST_CASE("solvers give valid answers for odd problems on several tiers") {
     INFO("seed " << seed);
     const auto least = remat::bounds_without_search(*p).budget;
     const auto budget = chance(g, 10) ? uniform(g, 0, 5) : chance(g, 10) ? remat::max_bytes : least + uniform(g, 0, 12);
-    const remat::offmate<> joint(remat::min_cut{}, {.scan = 3, .search = 200, .idle = 1});
+    const remat::offmate<> joint(remat::min_cut{}, {.scan = 3, .effort = 200, .idle = 1});
     const auto together = remat::solve(*p, budget, joint, no_hurry),
                alone = remat::solve(*p, budget, remat::offload_only(), no_hurry);
     for (const auto* r : {&together, &alone}) {
@@ -174,7 +169,7 @@ TEST_CASE("values that fit neither device nor host go to the disk, as worked out
 TEST_CASE("solvers on several tiers: valid schedules within all budgets, and bounds in order", "[long]") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.effort = 5'000, .idle = 1});
   for (int round = 0; round < 400; ++round) {
     auto p = plannable_problem(g, round % 4 != 0);
     if (p.tiers().size() == 3 && chance(g, 40)) p = with_far_disk(g, p);
@@ -207,7 +202,7 @@ TEST_CASE("solvers on several tiers: valid schedules within all budgets, and bou
 
 TEST_CASE("with more memory or faster links on several tiers, schedules are never slower and searches rarely are", "[long]") {
   int compared = 0, slower = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .search = 1'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .effort = 1'000, .idle = 1});
   for (unsigned seed = 0; seed < 150; ++seed) {
     std::mt19937_64 g(seed);
     auto p = plannable_problem(g, seed % 2 == 1);
@@ -234,7 +229,7 @@ TEST_CASE("with more memory or faster links on several tiers, schedules are neve
 TEST_CASE("smallest_budget on several tiers", "[long]") {
   std::mt19937_64 g(34);
   int met = 0, rounds = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .effort = 2'000, .idle = 1});
   for (int round = 0; round < 50; ++round) {
     const auto p = remat::testing::with_some_budgets(g, plannable_problem(g, round % 2 == 0), 30, 20, 60);
     INFO("round " << round);
@@ -263,7 +258,7 @@ struct against_optimum {
   double extra = 0, gap = 0;
 
   void add(const problem& p, bytes_t budget, std::size_t most_states) {
-    const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
+    const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .effort = 2'000, .idle = 1});
     const auto best = remat::testing::exhaustive_optimum_on_tiers(p, budget, most_states);
     if (!best) {
       ++given_up;

@@ -172,3 +172,7 @@ TEST_CASE("exhaustive_optimum_on_tiers keeps a value on the host while it does n
   CHECK(exhaustive_optimum_on_tiers(q, 13)->seconds == 15.0);
   CHECK(std::isinf(exhaustive_optimum_on_tiers(problem("r", p.values(), once, {4}), 9)->seconds));
 }
+
+TEST_CASE("exhaustive_optimum refuses problems that are too large, however large they are") {
+  for (const std::size_t n : {41, 81, 200}) CHECK_THROWS_AS(exhaustive_optimum(unit_training_chain(n), 100), bad_option);
+}

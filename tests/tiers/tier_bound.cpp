@@ -14,7 +14,6 @@
 #include <remat/solver/offload_only.hpp>
 #include <remat/solver/offmate.hpp>
 #include <remat/tiers/tier_bound.hpp>
-#include <remat/tiers/turn_bound.hpp>
 
 #include "../tiers_walk.hpp"
 
@@ -101,7 +100,7 @@ TEST_CASE("tier_bound counts weights that do not fit twice, as worked out by han
   }
 }
 
-TEST_CASE("turn_bound: tiers are empty between steps, as worked out by hand") {
+TEST_CASE("tier_bound: tiers are empty between steps, as worked out by hand") {
   // Two weights on a disk; each takes 4 s to the host and 2 s to the device. The device replaces both. The second operation
   // starts after both have been read (8 s), and the new weights take 4 s each to the disk.
   using remat::testing::disk;
@@ -116,7 +115,7 @@ TEST_CASE("turn_bound: tiers are empty between steps, as worked out by hand") {
   const problem p("steps", values, operations, {2, 3}, remat::copy_rates{2, 2, 0}, std::nullopt,
                   {{{"device"}, {"host"}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}}, {{2, 0}, {3, 1}});
   // Both weights are read, the second goes on to the device, the first two operations run, and both new weights are sent.
-  CHECK(remat::tiers::turn_bound(p) == Approx(8 + 2 + 1 + 1 + 2 + 8));
+  CHECK(remat::tiers::tier_bound(p, 100) == Approx(8 + 2 + 1 + 1 + 2 + 8));
   const auto r = remat::solve(p, 100, remat::offmate<>(), no_hurry);
   REQUIRE(r.found());
   CHECK(r.status == remat::status::optimal);
@@ -150,9 +149,31 @@ TEST_CASE("bounds for several tiers stop when told to, and return what is proven
   int more = 0;
   for (int round = 0; round < 200; ++round) {
     const auto p = plannable_problem(g, round % 2 == 0);
-    CHECK(remat::tiers::path_bound(p, [] { return true; }) == 0);
     CHECK(remat::tiers::tier_bound(p, 30, [] { return true; }) == remat::bounds_without_search(p).seconds);
     more += remat::tiers::tier_bound(p, 30) > remat::bounds_without_search(p).seconds;
   }
   CHECK(more > 20);
+}
+
+TEST_CASE("tier_bound asks whether to stop for each copy of a value that an operation makes") {
+  constexpr int count = 200;
+  std::vector<remat::value> values = {{.name = "x", .bytes = 1, .starts = remat::testing::host}};
+  std::vector<remat::operation> operations;
+  std::vector<value_id> targets;
+  for (int i = 0; i < count; ++i) {  // the device makes gradients, and the host updates weights with them
+    const auto last = value_id(operations.empty() ? 0 : values.size() - 2);
+    values.push_back({"gradient", 1});
+    values.push_back({.name = "weight", .bytes = 1, .ends = remat::testing::host});
+    operations.push_back({.name = "step", .inputs = {last}, .outputs = {values.size() - 2}, .seconds = 1});
+    operations.push_back({.name = "update",
+                          .inputs = {values.size() - 2},
+                          .outputs = {values.size() - 1},
+                          .seconds = 1,
+                          .on = remat::testing::host});
+    targets.push_back(values.size() - 1);
+  }
+  const problem p("updates", values, operations, targets, remat::copy_rates{1, 1, 0});
+  int asked = 0;
+  remat::tiers::tier_bound(p, 1000, [&] { return ++asked == 0; });
+  CHECK(asked > count);
 }

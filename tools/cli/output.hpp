@@ -8,6 +8,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -91,15 +92,15 @@ inline void draw(const arguments& a, const remat::problem_document& document, co
   if (!a.trace.empty()) remat::write_file(a.trace, remat::chrome_trace(p, s));
   if (!a.memory.empty()) remat::write_file(a.memory, remat::memory_snapshot(p, s, remat::labels_of(document)));
   if (!a.draw && a.svg.empty()) return;
-  const auto timeline = remat::trace_memory(p, s);
+  auto [timeline, lanes, tiers] = remat::trace(p, s);
   remat::timeline_style style{.title = p.name(), .budget = budget};
   if (!p.plain() || remat::has_copies(s)) {
-    style.lanes = remat::trace_lanes(p, s);
-    style.tiers = remat::trace_tiers(p, s);
+    style.lanes = std::move(lanes);
+    style.tiers = std::move(tiers);
   }
   if (a.draw) (a.as_json ? std::cerr : std::cout) << remat::timeline_text(timeline, style);
   if (a.svg.empty()) return;
-  if (p.plain()) style.overlays = {remat::as_series(remat::trace_memory(p, remat::store_all_schedule(p)), "store-all")};
+  if (p.plain()) style.overlays = {remat::as_series(remat::trace(p, remat::store_all_schedule(p)).memory, "store-all")};
   remat::write_file(a.svg, remat::timeline_svg(timeline, style));
 }
 

@@ -28,7 +28,7 @@ TEST_CASE("highs: the solver of moments conforms to the solver suite and proves 
 }
 TEST_CASE("highs: proving returns the same time with a stronger bound") {
   std::mt19937_64 g(3);
-  const offmate<> method(min_cut{}, {.scan = 4, .inner = 1, .starts = 2, .search = 20'000, .idle = 1});
+  const offmate<> method(min_cut{}, {.scan = 4, .inner = 1, .starts = 2, .effort = 20'000, .idle = 1});
   const proving<offmate<>, highs::backend> both(method);
   CHECK(both.name() == method.name());
   int stronger = 0;

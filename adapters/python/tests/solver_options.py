@@ -75,11 +75,11 @@ class Cache(unittest.TestCase):
             usual = self.trained(folder, solver="min_cut")
             first = kept()
             self.assertGreater(first, 0)
-            few = self.trained(folder, solver="min_cut", solver_options={"cuts": 2, "rounds": 0})
+            few = self.trained(folder, solver="min_cut", solver_options={"cuts": 2, "effort": 0})
             self.assertGreater(kept(), first)
-            self.assertEqual((usual.solver, few.solver), ("min_cut", "min_cut (cuts=2, rounds=0)"))
+            self.assertEqual((usual.solver, few.solver), ("min_cut", "min_cut (cuts=2, effort=0)"))
             both = kept()
-            again = self.trained(folder, solver="min_cut", solver_options={"rounds": 0, "cuts": 2})
+            again = self.trained(folder, solver="min_cut", solver_options={"effort": 0, "cuts": 2})
             self.assertEqual((kept(), again.solver), (both, few.solver))
 
     def test_a_fallback_is_one_in_the_next_process_too(self):

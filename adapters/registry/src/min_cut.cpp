@@ -12,7 +12,7 @@ any_solver make_min_cut(const std::string&, option_reader& read) {
   read("mixtures", o.mixtures, 1, 1000, "mixtures of each two neighbouring cuts");
   read("bound", o.bound, "prove a lower bound as well");
   read("repairs", o.repairs, 0, most_rounds, "operations times starts that are made to fit");
-  read("rounds", o.rounds, 0, most_rounds, "effort of the local search; 0: none");
+  read("effort", o.effort, 0, most_rounds, "effort of the local search; 0: none");
   return min_cut(o);
 }
 

@@ -46,6 +46,7 @@ class with_options {
   with_options(any_solver inner, std::string options) : inner_(std::move(inner)), options_(std::move(options)) {}
   std::string name() const { return inner_.name() + " (" + options_ + ")"; }
   bool plans_tiers() const { return inner_.plans_tiers(); }
+  bool starts_warm() const { return inner_.starts_warm(); }
   result solve(const problem& p, bytes_t budget, monitor& m) const { return inner_.solve(p, budget, m); }
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     return inner_.sweep(p, budgets, m);

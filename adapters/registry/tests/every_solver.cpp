@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <random>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <remat/core/pareto_curve.hpp>
@@ -93,11 +95,10 @@ void check_numbers(const problem& p, const remat::result& r) {
 
 /// The problem with everything scaled or removed.
 problem changed(const problem& p, bytes_t bytes, double seconds, bool once) {
-  auto values = p.values();
-  auto operations = p.operations();
-  for (auto& v : values) v.bytes *= bytes;
-  for (auto& o : operations) o.seconds *= seconds, o.workspace *= bytes, o.once = o.once || once;
-  return problem(p.name(), values, operations, p.targets(), p.copies(), p.backward_start());
+  auto x = p.parts();
+  for (auto& v : x.values) v.bytes *= bytes;
+  for (auto& o : x.operations) o.seconds *= seconds, o.workspace *= bytes, o.once = o.once || once;
+  return problem(std::move(x));
 }
 
 /// Training graphs small enough for all solvers, with what may be odd about them.
@@ -251,4 +252,21 @@ TEST_CASE("every solver without time, or stopped at once, ends") {
     check_numbers(p, remat::solve(p, budget, s, {.seconds = 0}));
     check_numbers(p, remat::solve(p, budget, s, {.seconds = 20}, [](const remat::progress&) { return remat::control::stop; }));
   }
+}
+
+TEST_CASE("every solver stops soon if it has no time for a large graph, or refuses the graph") {
+  const auto large = remat::testing::transformer_training_graph(700);
+  const auto all = store_all_peak(large);
+  const auto budget = large.held_bytes() + (all - large.held_bytes()) / 2;
+  CHECK(large.operations().size() > 10'000);
+  for (const auto& p : {large, large.with_copies(remat::copy_rates{1, 1, 0})})
+    for (const auto& [name, s] : solvers()) {
+      INFO(name << (p.copies() ? " with copies" : ""));
+      const auto begin = std::clock();
+      try {
+        remat::solve(p, budget, s, {.seconds = 0});
+      } catch (const remat::too_large&) {
+      }
+      CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 30);  // without a limit, most need minutes
+    }
 }

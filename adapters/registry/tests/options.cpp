@@ -62,7 +62,7 @@ TEST_CASE("an option that a solver does not have is named, with those that it ha
 
 TEST_CASE("the name of a solver tells its options") {
   CHECK(find("min_cut").make("auto").name() == "min_cut");
-  CHECK(find("min_cut").make("auto", {{"rounds", "0"}, {"cuts", "4"}}).name() == "min_cut (cuts=4, rounds=0)");
+  CHECK(find("min_cut").make("auto", {{"effort", "0"}, {"cuts", "4"}}).name() == "min_cut (cuts=4, effort=0)");
 }
 
 TEST_CASE("options reach the solver") {
@@ -97,7 +97,7 @@ TEST_CASE("sizes and budgets of parts change the plan of rockmate and hiremate")
 TEST_CASE("a solver with options is warm started, and sweeps, as without") {
   std::mt19937_64 g(7);
   const auto p = remat::testing::random_training_chain(g, 8);
-  const auto solver = find("min_cut").make("auto", {{"rounds", "0"}, {"cuts", "2"}, {"moments", "1"}});
+  const auto solver = find("min_cut").make("auto", {{"effort", "0"}, {"cuts", "2"}, {"moments", "1"}});
   const auto best = remat::solve(p, middle(p), find("automatic").make("auto"), {.seconds = 20, .seed = 3});
   REQUIRE(best.found());
   const auto started = remat::solve(p, middle(p), solver, remat::start_from(best.schedule), {.seconds = 20, .seed = 3});

@@ -16,6 +16,20 @@
 
 namespace remat::bound {
 
+namespace detail {
+
+/// The bytes of `v` that a schedule may drop: none if it is held.
+inline bytes_t droppable_bytes(const problem& p, value_id v) { return p.values()[v].held ? 0 : p.values()[v].bytes; }
+
+/// The bytes of all targets that are not held.
+inline bytes_t target_bytes(const problem& p) {
+  bytes_t sum = 0;
+  for (auto v : p.targets()) sum += droppable_bytes(p, v);
+  return sum;
+}
+
+}  // namespace detail
+
 /// A lower bound on the memory of every schedule without copies. The targets of an operation stay after its last run. So each
 /// last run meets the targets of the last runs before it, its own targets, and its other operands, outputs and workspace. The
 /// order of the last runs with the least peak has the largest "other" bytes first (Lawler's rule for one machine and a largest
@@ -25,16 +39,15 @@ namespace remat::bound {
 /// Reference: Lawler, "Optimal sequencing of a single machine subject to precedence constraints", Management Science 19, 1973.
 inline bytes_t last_runs_bound(const problem& p) {
   const auto& values = p.values();
-  const auto bytes = [&](value_id v) { return values[v].held ? 0 : values[v].bytes; };
   std::vector<std::pair<bytes_t, bytes_t>> runs;  // bytes of others, of targets
   bytes_t present = p.held_bytes();
   for (auto v : p.targets())
-    if (p.is_source(v)) present += bytes(v);
+    if (p.is_source(v)) present += detail::droppable_bytes(p, v);
   for (const auto& op : p.operations()) {
     bytes_t targets = 0, others = op.workspace;
     for (auto v : op.outputs) (p.is_target(v) ? targets : others) += values[v].bytes;
     for (auto v : op.inputs)
-      if (!p.is_target(v)) others += bytes(v);
+      if (!p.is_target(v)) others += detail::droppable_bytes(p, v);
     if (targets > 0) runs.emplace_back(others, targets);
   }
   std::sort(runs.rbegin(), runs.rend());
@@ -131,7 +144,7 @@ class last_run_cut {
 
  private:
   using network = cut_network;
-  bytes_t bytes(value_id v) const { return p_.values()[v].held ? 0 : p_.values()[v].bytes; }
+  bytes_t bytes(value_id v) const { return detail::droppable_bytes(p_, v); }
 
   const problem& p_;
   network network_;
@@ -163,8 +176,7 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
     std::vector<large> all;
     for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
-    bytes_t targets = 0;
-    for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
+    const auto targets = detail::target_bytes(p);
     std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] has the smallest known `least`
     while (level < all.size() && all[level].working_set + targets > known) {
       const auto smallest = all[level].working_set;
@@ -205,8 +217,7 @@ inline last_run_phases phases_of_last_runs(const problem& p, last_run_cut& cut, 
                                            std::size_t cuts = std::numeric_limits<std::size_t>::max()) {
   last_run_phases found;
   auto left = needed_operations(p);
-  bytes_t targets = 0;
-  for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
+  const auto targets = detail::target_bytes(p);
   const auto easy = [&](operation_id o) { return cut.working_set(o) + targets <= budget; };
   for (auto o : left) easy(o) ? cut.permit(o) : cut.forbid(o);
   while (!left.empty()) {

@@ -352,7 +352,7 @@ template <milp::backend B>
 time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o = {}, const B& backend = B(),
                            const multi_cut_observer& seen = {}) {
   o.validate();
-  auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
+  auto best = min_cut_bound(p, budget, {}, m.stop());
   const auto operations = needed_operations(p).size();
   if (!p.plain() || operations == 0 || operations > multi_cut_model::most_operations || budget < best.budget) return best;
 

@@ -144,14 +144,6 @@ class multi_cut_model {
   /// The part of `v` that is live just before the first run of moment `j`, counted from 0, in the solution `x`.
   /// @pre `v` is not negligible
   double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return k_[j + 1][v].at(x); }
-  /// The free memory just before the first run of moment `j`, counted from 0, in the solution `x`.
-  /// @return a part of the budget without held bytes
-  /// Complexity: O(values).
-  double slack(const Eigen::VectorXd& x, std::size_t j) const {
-    double sum = own_bytes(moments_[j]);
-    for (value_id v = 0; v < p_.values().size(); ++v) sum += size(v) * k_[j + 1][v].at(x);
-    return 1 - sum / room_;
-  }
 
   /// Estimates how far the solution `x` is over the budget before the first run of `o`. Another moment helps where this is large.
   /// @param x      a solution

@@ -33,7 +33,6 @@ struct chain_answer {
 /// How `fastest_persistent` searches.
 struct fastest_persistent_options {
   std::size_t most_labels = 1 << 24;  ///< labels in memory, about 40 bytes each, >= 1; the search ends after 256 times as many
-  std::size_t most_nested = 64;       ///< depth of recomputed parts inside recomputed parts
   std::function<bool()> stop = {};    ///< polled; true ends the search with the best answer so far
 };
 
@@ -71,7 +70,8 @@ class fastest_persistent_search {
   using id = std::uint32_t;
   static constexpr id none_ = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
-  static constexpr std::size_t narrowest = 8;  // labels per link in the first pass, which always ends by itself
+  static constexpr std::size_t most_nested = 64;  // depth of recomputed parts inside recomputed parts
+  static constexpr std::size_t narrowest = 8;     // labels per link in the first pass, which always ends by itself
 
   /// Links i to j with m bytes besides x_i, including the gradient of x_(j+1).
   struct part {
@@ -119,7 +119,7 @@ class fastest_persistent_search {
     const auto widest = std::max<std::size_t>(1, options_.most_labels / chain_.size());
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
-      nested_ = narrow ? 0 : options_.most_nested;
+      nested_ = narrow ? 0 : most_nested;
       width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
       found now;
       for (; narrow && now.plan == none_ && !stopped_ && pretended < 4 * chain_.all_forwards(); pretended *= 4) {

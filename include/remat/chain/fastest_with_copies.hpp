@@ -107,7 +107,7 @@ class offloaded_chain_search {
       all_.insert(all_.end(), open_[i].begin(), open_[i].end());
       open_[i] = {};
       for (auto k = first; k < all_.size(); ++k) {
-        if (k % 64 == 0 && poll()) return false;
+        if (stopped_ || (k % 64 == 0 && poll())) return false;
         expand(i, static_cast<std::uint32_t>(k), best);
       }
     }
@@ -215,11 +215,14 @@ class offloaded_chain_search {
   /// Removes dominated labels. A label dominates another label of its kind if it keeps no more bytes and is no later, even if it
   /// waits until it has no more bytes to copy than the other label. If more than `width_` labels remain, only the fastest labels
   /// in each range of kept bytes stay.
-  /// @return false if labels were removed that are not dominated
-  bool thin(std::vector<label>& labels) const {
+  /// @return false if labels were removed that are not dominated, or if the search was stopped
+  bool thin(std::vector<label>& labels) {
+    if (stopped_) return false;
     std::sort(labels.begin(), labels.end(), [&](const label& a, const label& b) { return finish(a) < finish(b); });
     std::vector<label> kept;
-    for (const auto& x : labels) {
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      if (i % 1024 == 1023 && poll()) return false;
+      const auto& x = labels[i];
       const bool dominated = std::any_of(kept.begin(), kept.end(), [&](const label& a) {
         return a.kind == x.kind && a.kept <= x.kept &&
                a.seconds + std::max(0.0, a.out - x.out) / up_ + std::max(0.0, a.in - x.in) / down_ <= x.seconds;

@@ -84,8 +84,6 @@ class persistent_table {
     best_ = {};
   }
 
-  persistent_table(const heterogeneous_chain& c, bytes_t budget) : persistent_table(c, budget, options{}) {}
-
   /// False if `stop` ended the construction; the table then answers nothing.
   bool complete() const { return complete_; }
   /// True if no size was rounded. Then no persistent schedule is faster than `seconds`.

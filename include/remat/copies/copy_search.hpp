@@ -175,18 +175,14 @@ class copy_incumbent {
   mutable std::mutex lock_;
 };
 
-/// When `copy_search` ends, and which orders it accepts.
+/// When `copy_search` ends.
 struct copy_search_options {
   std::size_t patience = 1000;  ///< ends after so many rounds without an improvement, >= 1
   std::uint64_t stream = 0;     ///< searches with the same seed and different streams make different choices
-  double slack = 0.003;         ///< accepts orders up to this fraction slower than the best, >= 0
-  double reach = 0.1;           ///< varies the virtual budget by up to this fraction, in [0, 1)
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
     if (patience < 1) throw bad_option("copy_search_options.patience must be >= 1, got 0");
-    if (!(slack >= 0)) throw bad_option("copy_search_options.slack must be >= 0, got " + std::to_string(slack));
-    if (!(reach >= 0 && reach < 1)) throw bad_option("copy_search_options.reach must be in [0, 1), got " + std::to_string(reach));
   }
 };
 
@@ -279,7 +275,7 @@ void change_departures(const std::vector<value_id>& values, const copy_schedule&
 /// @param virtual_budget of `q`, bytes
 /// @param best    the fastest schedule known; improved
 /// @param m       seed, limits and stop; is told of each improvement
-/// @param o       when to end, and which orders to accept
+/// @param o       when to end
 /// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
 /// @throws bad_option for options out of range, or if the problem allows no copies
 /// Complexity: per round, that of a round of `local_search` and of `schedule_copies`; hundreds of rounds per second for thousands
@@ -287,7 +283,7 @@ void change_departures(const std::vector<value_id>& values, const copy_schedule&
 inline void copy_search(const virtual_problem& q, const order_with_departures& order, bytes_t virtual_budget,
                         copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
-  const auto stop = [&] { return m.stopped(); };
+  const auto stop = m.stop();
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
@@ -299,8 +295,10 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
   if (!current) return;
   double lowest = current->seconds;
   const auto free = detail::free_to_depart(best.problem());
+  constexpr double slack = 0.003;  // accepts orders slower than the best by up to this fraction
+  constexpr double reach = 0.1;    // varies the virtual budget by up to this fraction
   for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
-    const double most = std::max(current->seconds, lowest * (1 + o.slack * part()));
+    const double most = std::max(current->seconds, lowest * (1 + slack * part()));
     auto tried = departures;
     switch (random() % (!free.empty() && idle >= o.patience / 5 ? 4 : 3)) {
       case 0:
@@ -314,7 +312,7 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
         if (random() % 2 == 0) n.destroy();
         break;
       default:
-        n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));
+        n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + reach * (2 * part() - 1))));
         for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
         n.destroy();
         n.repair(part(), most, stop);  // copies may make the room that is still lacking

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -42,7 +41,7 @@ class demand_paging {
         since_(live_.size(), std::vector<std::size_t>(p.values().size(), 0)),
         leaving_(live_.size()),
         making_room_(live_.size(), false),
-        on_(p.values().size(), 0),
+        on_(p.values().size()),
         pinned_(on_),
         next_(on_.size(), 0),
         uses_(on_.size()),
@@ -75,7 +74,6 @@ class demand_paging {
   }
 
  private:
-  using mask = std::uint64_t;  // a set of tiers
   struct use {
     std::size_t position;
     bool read;  // true: an operation reads the value; false: it makes the value
@@ -92,9 +90,8 @@ class demand_paging {
     friend bool operator==(const candidate&, const candidate&) = default;
   };
 
-  static constexpr mask bit(tier_id t) { return mask{1} << t; }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
-  bool on(value_id v, tier_id t) const { return (on_[v] & bit(t)) != 0; }
+  bool on(value_id v, tier_id t) const { return on_[v].has(t); }
   bool never_leaves(value_id v, tier_id t) const { return (p_.values()[v].held && home_[v] == t) || bytes(v) == 0; }
   /// Position of the next use of `v` before it is made again. The length of the order: `v` is wanted at the end. The length + 1:
   /// no further use.
@@ -106,7 +103,7 @@ class demand_paging {
   }
   candidate candidate_of(value_id v, tier_id t) {
     const auto n = next(v);
-    return {{n > order_.size() ? 2u : on_[v] != bit(t), n, ~since_[t][v]}, v};
+    return {{n > order_.size() ? 2u : on_[v] != tier_set(t), n, ~since_[t][v]}, v};
   }
   /// To be called when the rank of `v` has changed. Entries with its old rank stay in the queues; `make_room` skips them.
   void rank(value_id v) {
@@ -154,13 +151,13 @@ class demand_paging {
 
   void put(value_id v, tier_id t) {
     if (on(v, t)) return;
-    on_[v] |= bit(t);
+    on_[v].add(t);
     live_[t] += bytes(v);
     since_[t][v] = ++puts_;
     rank(v);
   }
   void leave(value_id v, tier_id t) {
-    on_[v] &= ~bit(t);
+    on_[v].remove(t);
     live_[t] -= bytes(v);
     rank(v);
   }
@@ -170,7 +167,8 @@ class demand_paging {
   }
   /// Copies `v`, evicting other values for it if necessary. @return false if `to` has no room
   bool copy(value_id v, tier_id from, tier_id to) {
-    const auto pinned = std::exchange(pinned_[v], pinned_[v] | bit(from));
+    const auto pinned = pinned_[v];
+    pinned_[v].add(from);
     const bool room = make_room(to, bytes(v));
     pinned_[v] = pinned;
     if (!room) return rank(v), false;
@@ -191,7 +189,7 @@ class demand_paging {
       const auto best = queue.top();
       queue.pop();
       if (!on(best.v, t) || best != candidate_of(best.v, t) || std::find(stay.begin(), stay.end(), best) != stay.end()) continue;
-      const bool pinned = (pinned_[best.v] & bit(t)) != 0;
+      const bool pinned = pinned_[best.v].has(t);
       if (!pinned && (best.rank[0] > 0 || move_away(best.v, t)))
         drop(best.v, t);
       else if (!pinned || now_ < order_.size())  // at the end, a pinned value is where it must be: no candidate any more
@@ -204,20 +202,21 @@ class demand_paging {
   bool move_away(value_id v, tier_id t) {
     if (!p_.values()[v].movable) return false;
     const auto links = p_.links();
-    return std::any_of(links.begin(), links.end(),
-                       [&](const copy_link& l) { return l.from == t && !way(bit(l.to), t, 0, v).empty() && copy(v, t, l.to); });
+    return std::any_of(links.begin(), links.end(), [&](const copy_link& l) {
+      return l.from == t && !way(tier_set(l.to), t, {}, v).empty() && copy(v, t, l.to);
+    });
   }
   /// The fastest path of `v` from any tier of `from` to `to` that does not enter a tier of `closed`.
   /// @return its links, the last link first; empty if there is no path
-  std::vector<const copy_link*> way(mask from, tier_id to, mask closed, value_id v) const {
+  std::vector<const copy_link*> way(tier_set from, tier_id to, tier_set closed, value_id v) const {
     std::vector<double> least(live_.size(), std::numeric_limits<double>::infinity());
     std::vector<const copy_link*> over(live_.size(), nullptr);
     for (tier_id t = 0; t < least.size(); ++t)
-      if (from & bit(t)) least[t] = 0;
+      if (from.has(t)) least[t] = 0;
     for (std::size_t round = 1; round < least.size(); ++round)
       for (const auto& l : p_.links()) {
         const double then = least[l.from] + l.latency + static_cast<double>(bytes(v)) / l.rate;
-        if ((closed & bit(l.to)) == 0 && then < least[l.to]) least[l.to] = then, over[l.to] = &l;
+        if (!closed.has(l.to) && then < least[l.to]) least[l.to] = then, over[l.to] = &l;
       }
     std::vector<const copy_link*> found;
     for (auto t = to; over[t]; t = over[t]->from) found.push_back(over[t]);
@@ -225,11 +224,11 @@ class demand_paging {
   }
   /// Copies `v` to tier `t`, on a path around full tiers. @return false if there is no such path
   bool bring(value_id v, tier_id t) {
-    for (mask closed = 0; !on(v, t);) {
+    for (tier_set closed; !on(v, t);) {
       const auto links = way(on_[v], t, closed, v);
       if (links.empty()) return false;
       const auto full = std::find_if_not(links.rbegin(), links.rend(), [&](auto l) { return copy(v, l->from, l->to); });
-      if (full != links.rend()) closed |= bit((*full)->to);
+      if (full != links.rend()) closed.add((*full)->to);
     }
     return true;
   }
@@ -238,10 +237,10 @@ class demand_paging {
     const auto& op = p_.operations()[o];
     for (auto v : op.outputs)
       if (on(v, op.on)) drop(v, op.on);
-    for (auto v : op.inputs) pinned_[v] |= bit(op.on);
+    for (auto v : op.inputs) pinned_[v].add(op.on);
     const bool fits = std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return bring(v, op.on); }) &&
                       make_room(op.on, p_.new_bytes(o));
-    for (auto v : op.inputs) pinned_[v] = 0;
+    for (auto v : op.inputs) pinned_[v] = {};
     if (!fits) return false;
     laid_.schedule.compute(o);
     for (const auto& x : op.overwrites) leave(x.input, op.on);
@@ -255,7 +254,7 @@ class demand_paging {
     std::vector<value_id> waiting;
     for (value_id v = 0; v < on_.size(); ++v) {
       if (end_[v] == any_tier) continue;
-      pinned_[v] = bit(end_[v]);
+      pinned_[v] = tier_set(end_[v]);
       if (!on(v, end_[v])) waiting.push_back(v);
     }
     while (!waiting.empty())
@@ -273,8 +272,8 @@ class demand_paging {
   std::vector<std::vector<std::size_t>> since_;  // by tier and value: sequence number of its arrival
   std::vector<std::priority_queue<candidate>> leaving_;
   std::vector<bool> making_room_;
-  std::vector<mask> on_, pinned_;  // of each value: tiers where it is, and tiers that must not evict it
-  std::vector<std::size_t> next_;  // of each value: index into its `uses_`
+  std::vector<tier_set> on_, pinned_;  // of each value: tiers where it is, and tiers that must not evict it
+  std::vector<std::size_t> next_;      // of each value: index into its `uses_`
   std::vector<std::vector<use>> uses_;
   std::vector<tier_id> home_, end_;
   std::vector<bool> wanted_at_end_;

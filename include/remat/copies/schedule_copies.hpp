@@ -232,8 +232,7 @@ inline std::optional<copy_schedule> lay_on_demand(const problem& p, std::span<co
 ///           held values;
 ///         - on several tiers, another tier has no room, or `order` reads a value after it was overwritten
 /// @throws bad_option if the problem allows no copies or is `why_unplannable`, `order` reads a value before it is made, or
-/// `o.small`
-///         or `o.departures` is out of range
+///         `o.small` or `o.departures` is out of range
 /// Complexity: O((uses + copies) log(order)), for each tier but the last.
 /// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for the value to evict.
 /// @code

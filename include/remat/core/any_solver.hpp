@@ -16,8 +16,8 @@
 
 namespace remat {
 
-/// Type erasure of a solver, with its `sweep`, `with_start` and `plans_tiers`. Copies share one solver, which is const.
-/// Complexity: that of the solver, and one virtual call.
+/// Type erasure of a solver, with its `sweep`, `with_start`, `starts_warm` and `plans_tiers`. Copies share one solver, which is
+/// const. Complexity: that of the solver, and one virtual call.
 /// @code
 /// std::map<std::string, remat::any_solver> methods = {{"none", remat::store_all()}, {"cuts", remat::min_cut()}};
 /// const auto r = remat::solve(p, budget, methods.at(name), {.seconds = 10});
@@ -32,6 +32,8 @@ class any_solver {
   std::string name() const { return self_->name(); }
   /// True if the solver plans for problems that are not plain.
   bool plans_tiers() const { return self_->plans_tiers(); }
+  /// True if the solver is `warm_startable`.
+  bool starts_warm() const { return self_->starts_warm(); }
   /// @throws what the solver throws
   result solve(const problem& p, bytes_t budget, monitor& m) const { return self_->solve(p, budget, m); }
   /// The results of the solver's `sweep`, or nothing if the solver shares no work between budgets.
@@ -53,6 +55,7 @@ class any_solver {
     virtual ~interface() = default;
     virtual std::string name() const = 0;
     virtual bool plans_tiers() const = 0;
+    virtual bool starts_warm() const = 0;
     virtual result solve(const problem& p, bytes_t budget, monitor& m) const = 0;
     virtual std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const = 0;
     virtual std::shared_ptr<const interface> with_start(const schedule& x) const = 0;
@@ -62,6 +65,7 @@ class any_solver {
     explicit model(S s) : solver(std::move(s)) {}
     std::string name() const override { return solver.name(); }
     bool plans_tiers() const override { return remat::plans_tiers(solver); }
+    bool starts_warm() const override { return remat::starts_warm(solver); }
     result solve(const problem& p, bytes_t budget, monitor& m) const override { return solver.solve(p, budget, m); }
     std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const override {
       if constexpr (sweeping_solver<S>)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,5 +68,15 @@ class incumbent {
   double seconds_ = std::numeric_limits<double>::infinity();
   bool found_ = false;
 };
+
+/// The schedule that computes everything once, if it fits the budget. No schedule is faster.
+/// Complexity: O(values + edges).
+inline std::optional<result> store_all_if_it_fits(const problem& p, bytes_t budget) {
+  incumbent all(p, budget);
+  if (!all.offer(needed_operations(p))) return std::nullopt;
+  result r;
+  all.put_into(r);
+  return r;
+}
 
 }  // namespace remat

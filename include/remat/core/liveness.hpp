@@ -87,6 +87,13 @@ inline order_cost measure_order(const problem& p, std::span<const operation_id> 
   return n;
 }
 
+/// The position in `order` of the computation during which the memory is largest, the first of several; 0 for an empty order.
+/// Complexity: O(values + edges executed).
+inline std::size_t heaviest_position(const problem& p, std::span<const operation_id> order) {
+  const auto memory = measure_order(p, order).memory;
+  return static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+}
+
 /// Removes each computation with unused outputs: neither read before they are computed again, nor targets at the end.
 /// Complexity: O(values + edges executed).
 inline std::vector<operation_id> prune_order(const problem& p, std::span<const operation_id> order) {

@@ -74,8 +74,7 @@ class monitor {
   /// @param share  share of the remaining time, in [0, 1]
   /// @param notify observer of the component; by default, the reports go to `whole`
   monitor(monitor& whole, double share, std::function<control(const progress&)> notify = {})
-      : limits_(whole.limits_), notify_(std::move(notify)), whole_(&whole) {
-    limits_.seconds = whole.remaining() * share;
+      : limits_(whole.shared(share)), notify_(std::move(notify)), whole_(&whole) {
     if (!notify_)
       notify_ = [&whole](const progress& p) {
         whole.report(p);
@@ -89,6 +88,17 @@ class monitor {
   double remaining() const { return std::max(0.0, limits_.seconds - elapsed()); }
   /// True once the time is up or an observer asked to stop. Solvers then return their best schedule within a second.
   bool stopped() const { return stop_requested() || remaining() <= 0; }
+  /// `stopped` as a function, for components that poll. The monitor must outlive it.
+  std::function<bool()> stop() const {
+    return [this] { return stopped(); };
+  }
+  /// The limits of a search inside this search: those of this search, with a share of the time that is left.
+  /// @param share in [0, 1]
+  remat::limits shared(double share) const {
+    auto l = limits_;
+    l.seconds = remaining() * share;
+    return l;
+  }
   /// True if an observer, or `request_stop`, asked to stop.
   bool stop_requested() const { return stopped_ || (whole_ && whole_->stop_requested()); }
   /// Asks the solver to stop; from any thread.
@@ -111,6 +121,12 @@ class monitor {
   double best_ = std::numeric_limits<double>::infinity(), improved_ = 0;  // the smallest time reported, s, and when
   const monitor* whole_ = nullptr;
 };
+
+/// An observer for a search inside another search: stops it when `m`, the monitor of the outer search, is stopped.
+/// @param m must outlive the observer
+inline auto stop_with(const monitor& m) {
+  return [&m](const progress&) { return m.stopped() ? control::stop : control::go_on; };
+}
 
 /// An observer for a search inside another search: forwards the reports of the inner search to `m`, the monitor of the outer one,
 /// and stops the inner search when an observer of `m` asks to stop.

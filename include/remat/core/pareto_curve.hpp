@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -63,7 +64,8 @@ inline void inherit(result& to, const result& from, double gap) {
 inline void join_points(std::vector<result>& curve, const std::vector<result>& known, double gap) {
   auto all = known;
   all.insert(all.end(), curve.begin(), curve.end());
-  bytes_t proven = 0, least = max_bytes;
+  constexpr auto unknown = std::numeric_limits<bytes_t>::max();
+  bytes_t proven = 0, least = unknown;
   for (const auto& r : all) {
     proven = std::max(proven, r.budget_bound);
     least = std::min(least, r.smallest_budget.value_or(least));
@@ -74,7 +76,7 @@ inline void join_points(std::vector<result>& curve, const std::vector<result>& k
   for (std::size_t i = 0; i < curve.size(); ++i) {
     auto& r = curve[i];
     r.budget_bound = proven;
-    if (least < max_bytes) r.smallest_budget = least;
+    if (least < unknown) r.smallest_budget = least;
     if (i > 0) inherit(r, curve[i - 1], gap);
     for (const auto& other : all) adopt(r, other, gap);
     if (r.found()) require_agreement(r, r);
@@ -128,8 +130,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
     if (budgets[i] < r.budget_bound) {
       r.status = status::infeasible;
     } else if (r.status != status::optimal && !m.stopped() && !stopped) {
-      auto share = m.limits();
-      share.seconds = m.remaining() / static_cast<double>(budgets.size() - i);
+      const auto share = m.shared(1 / static_cast<double>(budgets.size() - i));
       m.restart();
       const auto point = "point " + std::to_string(i + 1) + " of " + std::to_string(budgets.size()) + ": ";
       r = solve(p, budgets[i], s, share, report_to(m, point));
@@ -191,10 +192,9 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   std::vector<bytes_t> budgets = {top};
   std::vector<result> known;
   if (points > 1) {
-    auto share = l;
-    share.seconds = m.remaining() / 4;
     if (p.plain() || plans_tiers(s))
-      if (auto smallest = smallest_budget(p, s, share, 0.01, report_to(m)); smallest.found()) known = {std::move(smallest)};
+      if (auto smallest = smallest_budget(p, s, m.shared(0.25), 0.01, report_to(m)); smallest.found())
+        known = {std::move(smallest)};
     const auto least = std::min(top, known.empty() ? bounds_without_search(p).budget : known[0].peak);
     const auto steps = static_cast<double>(points - 1);
     for (std::size_t i = 1; i < points; ++i) {

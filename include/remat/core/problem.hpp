@@ -48,6 +48,23 @@ struct copy_rates {
   friend bool operator==(const copy_rates&, const copy_rates&) = default;
 };
 
+/// The members of a problem, for problems that differ from a given one in a few members.
+/// @code
+/// auto parts = p.parts();
+/// parts.system.tiers[1].budget = 1 << 30;
+/// const remat::problem smaller(std::move(parts));
+/// @endcode
+struct problem_parts {
+  std::string name = {};
+  std::vector<value> values = {};
+  std::vector<operation> operations = {};  ///< in topological order
+  std::vector<value_id> targets = {};
+  std::optional<copy_rates> copies = {};
+  std::optional<operation_id> backward_start = {};
+  memory_system system = {};  ///< tiers, and links other than those of `copies`
+  std::vector<carry> next = {};
+};
+
 /// A validated directed acyclic problem: values, operations in a topological order, targets.
 ///
 /// The order of the operations, each executed once, is the *store-all* schedule. Immutable after construction, so it can be
@@ -67,7 +84,7 @@ class problem {
   /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
   ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer, and other
   ///         members that contradict each other; the message names the member
-  /// Complexity: O(V + edges).
+  /// Complexity: O(V + edges log edges), to sort the inputs of each operation.
   problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<value_id> targets,
           std::optional<copy_rates> copies = std::nullopt, std::optional<operation_id> backward = std::nullopt,
           memory_system system = {}, std::vector<carry> next = {})
@@ -84,6 +101,19 @@ class problem {
     validate_system();
   }
 
+  /// @throws bad_problem as above
+  /// Complexity: as above.
+  explicit problem(problem_parts x)
+      : problem(std::move(x.name), std::move(x.values), std::move(x.operations), std::move(x.targets), x.copies, x.backward_start,
+                std::move(x.system), std::move(x.next)) {}
+
+  /// Copies of the members of this problem. Complexity: O(V + edges).
+  problem_parts parts() const {
+    const auto beyond = links().subspan(copies_ ? 2 : 0);
+    return {name_, values_, operations_, targets_, copies_, backward_start_, {system_.tiers, {beyond.begin(), beyond.end()}},
+            next_};
+  }
+
   /// The same problem with other costs, such as new measurements.
   /// @param seconds   of each operation, s; E numbers
   /// @param workspace of each operation, bytes; E numbers, or none to keep the present workspace
@@ -97,12 +127,12 @@ class problem {
     };
     demand(seconds.size(), "seconds");
     if (!workspace.empty()) demand(workspace.size(), "workspaces");
-    auto operations = operations_;
-    for (std::size_t o = 0; o < operations.size(); ++o) {
-      operations[o].seconds = seconds[o];
-      if (!workspace.empty()) operations[o].workspace = workspace[o];
+    auto x = parts();
+    for (std::size_t o = 0; o < x.operations.size(); ++o) {
+      x.operations[o].seconds = seconds[o];
+      if (!workspace.empty()) x.operations[o].workspace = workspace[o];
     }
-    return {name_, values_, std::move(operations), targets_, copies_, backward_start_, own_system(), next_};
+    return problem(std::move(x));
   }
 
   /// The same problem with other rates of copies between the device and the host, or without these copies.
@@ -113,7 +143,9 @@ class problem {
   /// const auto slower = p.with_copies(remat::copy_rates{.to_host = 10e9, .to_device = 10e9});
   /// @endcode
   problem with_copies(const std::optional<copy_rates>& copies) const {
-    return {name_, values_, operations_, targets_, copies, backward_start_, own_system(), next_};
+    auto x = parts();
+    x.copies = copies;
+    return problem(std::move(x));
   }
 
   const std::string& name() const { return name_; }
@@ -131,7 +163,6 @@ class problem {
   tier_id host() const { return host_; }
   /// All links. The two links of `copies`, if any, come first; their streams are "up" (to the host) and "down".
   std::span<const copy_link> links() const { return system_.links; }
-  std::span<const copy_link> links_beyond_copies() const { return links().subspan(copies_ ? 2 : 0); }
   /// The link from `from` to `to`, or a null pointer if there is none.
   const copy_link* link(tier_id from, tier_id to) const { return system_.find(from, to); }
   /// Bytes that a schedule can use on tier `t`, which is not the device: its budget, at most `max_peak`.
@@ -168,11 +199,6 @@ class problem {
   double total_seconds() const { return total_seconds_; }
 
  private:
-  /// The tiers, and the links other than those of `copies`.
-  memory_system own_system() const {
-    const auto links = links_beyond_copies();
-    return {system_.tiers, {links.begin(), links.end()}};
-  }
   [[noreturn]] static void fail(const std::string& what) { throw bad_problem(what); }
   static std::string at(const char* list, std::size_t i, const char* member) {
     return std::string(list) + "[" + std::to_string(i) + "]" + (*member ? "." : "") + member;
@@ -293,21 +319,24 @@ class problem {
     beyond(at("operations", o, op.on == device_tier ? "overwrites" : "on"));
     if (op.on >= system_.tiers.size()) fail(at("operations", o, "on") + ": no tier " + std::to_string(op.on));
     const auto where = at("operations", o, "overwrites");
-    const auto has = [](const std::vector<value_id>& list, value_id v) {
-      return std::find(list.begin(), list.end(), v) != list.end();
-    };
-    for (std::size_t i = 0; i < op.overwrites.size(); ++i) {
-      const auto [output, input] = op.overwrites[i];
-      if (!has(op.outputs, output)) fail(where + ": value " + std::to_string(output) + " is no output");
-      if (!has(op.inputs, input)) fail(where + ": value " + std::to_string(input) + " is no input");
+    std::vector<value_id> outputs, inputs;
+    for (const auto& [output, input] : op.overwrites) {
+      if (output >= values_.size() || producer_[output] != o) fail(where + ": value " + std::to_string(output) + " is no output");
+      if (!std::binary_search(op.inputs.begin(), op.inputs.end(), input))
+        fail(where + ": value " + std::to_string(input) + " is no input");
       if (values_[input].held) fail(where + ": value " + std::to_string(input) + " is held");
       if (values_[output].bytes != values_[input].bytes)
         fail(where + ": values " + std::to_string(output) + " and " + std::to_string(input) + " differ in bytes");
-      for (std::size_t j = 0; j < i; ++j) {
-        if (op.overwrites[j].output == output) fail(where + ": value " + std::to_string(output) + " takes two places");
-        if (op.overwrites[j].input == input) fail(where + ": value " + std::to_string(input) + " is overwritten twice");
-      }
+      outputs.push_back(output);
+      inputs.push_back(input);
     }
+    const auto once = [&](std::vector<value_id>& list, const char* wrong) {
+      std::sort(list.begin(), list.end());
+      const auto twice = std::adjacent_find(list.begin(), list.end());
+      if (twice != list.end()) fail(where + ": value " + std::to_string(*twice) + wrong);
+    };
+    once(outputs, " takes two places");
+    once(inputs, " is overwritten twice");
   }
 
   void check_next() {

@@ -9,8 +9,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <remat/core/evaluation.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
@@ -64,7 +66,23 @@ struct result {
   }
 };
 
+/// The result `r` of a method that does not support the problem.
+/// @param reason why
+inline result refused(std::string reason, result r = {}) {
+  r.status = status::not_applicable;
+  r.reason = std::move(reason);
+  return r;
+}
+
 namespace detail {
+
+/// Copies the costs of a schedule into its result.
+inline void set_costs(result& r, const evaluation& e) {
+  r.peak = e.peak;
+  r.peaks = e.peaks;
+  r.seconds = e.seconds;
+  r.recomputed = e.recomputed;
+}
 
 /// Replaces the schedule of `to` by the schedule of `from`, if the latter fits the budget of `to` and is faster or `to` has none.
 /// @param gap relative gap below which the schedule counts as optimal

@@ -24,11 +24,10 @@ namespace remat {
 /// @endcode
 inline problem with_slower_links(const problem& p, double share) {
   if (!(share > 0 && share <= 1)) throw bad_option("with_slower_links.share must be in (0, 1], got " + std::to_string(share));
-  auto copies = p.copies();
-  if (copies) copies->to_host *= share, copies->to_device *= share;
-  memory_system system{p.tiers(), {p.links_beyond_copies().begin(), p.links_beyond_copies().end()}};
-  for (auto& l : system.links) l.rate *= share;
-  return {p.name(), p.values(), p.operations(), p.targets(), copies, p.backward_start(), std::move(system), p.next()};
+  auto x = p.parts();
+  if (x.copies) x.copies->to_host *= share, x.copies->to_device *= share;
+  for (auto& l : x.system.links) l.rate *= share;
+  return problem(std::move(x));
 }
 
 }  // namespace remat

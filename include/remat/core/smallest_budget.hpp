@@ -41,8 +41,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   if (p.plain()) {
     best = as_result(p, with_drops(p, needed_operations(p)));
   } else {
-    auto share = l;
-    share.seconds = m.remaining() / 2;
+    auto share = m.shared(0.5);
     share.gap = 0.99;
     best = solve(p, std::max(measure_store_all(p).peak, bounds_without_search(p).budget), s, share,
                  report_to(m, "smallest budget, a first schedule: "));
@@ -50,8 +49,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   }
   auto proven = bounds_without_search(p).budget;
   const auto look = [&](bytes_t budget) {
-    auto share = l;
-    share.seconds = m.remaining() / 4;
+    auto share = m.shared(0.25);
     share.gap = 0.99;  // any schedule will do
     m.restart();
     const auto r = solve(p, budget, s, start_from(best.schedule), share,
@@ -66,9 +64,9 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     const auto budget = low + (best.peak - low) / 2;
     if (!look(budget)) low = std::max(budget + 1, proven);  // no schedule was found below `low`
   }
-  if constexpr (warm_startable<S>)  // a nearby start may succeed where a distant start failed
+  if (starts_warm(s))  // a nearby start may succeed where a distant start failed
     for (double step = 0.02; step >= tolerance && best.peak > proven && !m.stopped();)
-      if (!look(std::max(proven, part(1 - step)))) step /= 2;
+      if (!look(std::max(proven, std::min(best.peak - 1, part(1 - step))))) step /= 2;
   best.status = status::feasible;
   best.solver = s.name();
   best.budget = best.peak;

@@ -3,9 +3,7 @@
 /// The main call: solves a problem within a budget by a given method, and judges the schedule.
 #pragma once
 
-#include <array>
 #include <concepts>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -16,6 +14,7 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solver.hpp>
+#include <remat/core/text.hpp>
 
 namespace remat {
 
@@ -58,10 +57,7 @@ inline progress judged(const problem& p, bytes_t budget, const std::string& solv
 
 /// The result for a problem that the solver named `solver` does not support.
 inline result beyond_solver(const problem& p, const std::string& solver) {
-  result r;
-  r.status = status::not_applicable;
-  r.reason = solver + " plans for a device and copies to a host; the problem has " + p.beyond_plain();
-  return r;
+  return refused(solver + " plans for a device and copies to a host; the problem has " + p.beyond_plain());
 }
 
 /// Checks the bounds of `proven` against a schedule. Sums of seconds are rounded: a bound may exceed the time by a relative 1e-9.
@@ -72,14 +68,10 @@ inline void require_agreement(const result& proven, const result& known) {
   if (known.peak < proven.budget_bound)
     throw broken_contract(proven.solver + ": proves that every budget is at least " + std::to_string(proven.budget_bound) +
                           " bytes, but " + std::to_string(known.peak) + " are enough");
-  const auto text = [](double seconds) {
-    std::array<char, 32> digits{};
-    std::snprintf(digits.data(), digits.size(), "%.10g s", seconds);
-    return std::string(digits.data());
-  };
   if (known.peak <= proven.budget && proven.bound > known.seconds * (1 + 1e-9))
     throw broken_contract(proven.solver + ": proves that every schedule within " + std::to_string(proven.budget) +
-                          " bytes takes at least " + text(proven.bound) + ", but one takes " + text(known.seconds));
+                          " bytes takes at least " + printed("%.10g s, but one takes ", proven.bound) +
+                          printed("%.10g s", known.seconds));
 }
 
 inline void require_budget(bytes_t budget) {
@@ -92,14 +84,10 @@ inline void require_budget(bytes_t budget) {
 /// @throws bad_schedule if it is invalid
 /// Complexity: that of `evaluate`.
 inline result as_result(const problem& p, const schedule& s) {
-  const auto e = evaluate(p, s);
   result r;
   r.status = status::feasible;
   r.schedule = s;
-  r.peak = e.peak;
-  r.peaks = e.peaks;
-  r.seconds = e.seconds;
-  r.recomputed = e.recomputed;
+  detail::set_costs(r, evaluate(p, s));
   return r;
 }
 
@@ -127,10 +115,7 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
       const auto e = evaluate(p, r.schedule);
       if (e.peak > budget)
         throw broken_contract(solver + ": schedule needs " + std::to_string(e.peak) + " bytes, budget " + std::to_string(budget));
-      r.peak = e.peak;
-      r.peaks = e.peaks;
-      r.seconds = e.seconds;
-      r.recomputed = e.recomputed;
+      detail::set_costs(r, e);
     } catch (const bad_schedule& why) {
       throw broken_contract(solver + ": invalid schedule, " + why.what());
     }

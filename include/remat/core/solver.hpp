@@ -41,6 +41,16 @@ concept warm_startable = solver<S> && requires(const S& s, const schedule& x) {
   { s.with_start(x) } -> std::same_as<S>;
 };
 
+/// True if `s` begins with the schedule that `with_start` gives it. A `warm_startable` solver may have a member `s.starts_warm()`
+/// that denies this, such as `any_solver` with a solver inside that does not.
+template <solver S>
+bool starts_warm(const S& s) {
+  if constexpr (requires { s.starts_warm(); })
+    return s.starts_warm();
+  else
+    return warm_startable<S>;
+}
+
 /// True if `s` takes problems and schedules that are not plain, and plans for their tiers: it has a member `s.plans_tiers()` that
 /// returns true. `solve` gives only plain problems to other solvers.
 template <solver S>

@@ -27,6 +27,24 @@ inline constexpr tier_id device_tier = 0;     ///< the first tier, on which oper
 inline constexpr tier_id any_tier = 0xff;     ///< any tier, or no tier
 inline constexpr std::size_t max_tiers = 64;  ///< largest number of tiers of a problem
 
+/// A set of tiers.
+class tier_set {
+ public:
+  tier_set() = default;
+  /// The set of one tier; of all tiers for `any_tier`.
+  explicit tier_set(tier_id t) : bits_(t == any_tier ? ~std::uint64_t{0} : bit(t)) {}
+
+  void add(tier_id t) { bits_ |= bit(t); }
+  void remove(tier_id t) { bits_ &= ~bit(t); }
+  bool has(tier_id t) const { return t < max_tiers && (bits_ & bit(t)) != 0; }
+  friend bool operator==(tier_set, tier_set) = default;
+
+ private:
+  static constexpr std::uint64_t bit(tier_id t) { return std::uint64_t{1} << t; }
+
+  std::uint64_t bits_ = 0;
+};
+
 /// A channel for copies from one tier to another. Links with the same stream share one queue.
 struct copy_link {
   tier_id from, to;

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory of the device over the time of a schedule.
+/// What a schedule does over time: memory of the device and the other tiers, computations, copies and waits.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/core/evaluate.hpp>
@@ -25,59 +30,159 @@ struct memory_timeline {
   bytes_t peak = 0;
 };
 
-/// Computes the memory of the device over time.
+/// Activities that follow one another: the computations of a tier, or the copies of a stream.
+struct lane {
+  enum class work { computed, recomputed, copied, waited };
+  struct span {
+    double begin = 0, end = 0;  ///< s
+    work what = work::computed;
+  };
+  std::string label;
+  std::vector<span> spans;  ///< each takes time; for a cyclic schedule: of one period, cut at its end. A copy that no step waits
+                            ///< for may end after the schedule
+};
+
+/// Memory of a tier over time.
+struct tier_memory {
+  std::string label;
+  std::optional<bytes_t> budget;
+  bytes_t peak = 0;
+  std::vector<std::pair<double, bytes_t>> points;  ///< (time in s, ascending; bytes from then on)
+};
+
+/// A schedule over time.
+struct schedule_trace {
+  /// Memory of the device: a piece per compute step on the device, per wait, and (without duration) per copy to the device. For a
+  /// cyclic schedule, the pieces of one period.
+  memory_timeline memory;
+  /// The device first, then the other tiers that compute, then the streams in the order of the links. The device waits whenever
+  /// it does not compute.
+  std::vector<lane> lanes;
+  /// The tiers beyond the device that hold anything. The order is that of the schedule, the clock that of the device: the bytes
+  /// of a copy count from the time at which the step issues it.
+  std::vector<tier_memory> tiers;
+};
+
+namespace detail {
+
+/// The walk behind `trace`, to be made once.
+class tracer {
+ public:
+  tracer(const problem& p, const schedule& s)
+      : p_(p), s_(s), e_(evaluate(p, s)), there_(p), has_run_(p.operations().size(), false) {
+    t_.memory = {.pieces = {}, .seconds = e_.seconds, .held = p.held_bytes(), .peak = e_.peak};
+    for (const auto& [v, tier] : s.starts)
+      if (tier == device_tier && p.values()[v].held) t_.memory.held += p.values()[v].bytes;
+    computations(device_tier);
+    for (const auto& o : p.operations()) computations(o.on);
+    streams_ = t_.lanes.size();
+    for (const auto& l : p.links()) copies(l);
+    for (std::size_t t = 0; t < p.tiers().size(); ++t)
+      t_.tiers.push_back({p.tiers()[t].name, p.tiers()[t].budget, e_.peaks[t], {{0, 0}}});
+    for (value_id v = 0; v < p.values().size(); ++v)
+      if (p.is_source(v) && p.values()[v].starts != any_tier) put(v, p.values()[v].starts, true);
+    for (const auto& [v, t] : s.starts) put(v, t, true);
+  }
+
+  schedule_trace run() {
+    for (std::size_t at = 0; at < s_.steps.size(); ++at) {
+      const auto x = with_tiers(p_, s_.steps[at]);
+      if (x.what == action::compute)
+        compute(x.operation(), e_.ends[at], e_.memory[at]);
+      else
+        move(x, e_.ends[at]);
+    }
+    wait_until(e_.seconds);
+    for (auto& t : t_.tiers) t.points.emplace_back(e_.seconds, t.points.back().second);
+    t_.tiers.erase(t_.tiers.begin());
+    std::erase_if(t_.tiers, [](const tier_memory& t) { return t.peak == 0; });
+    return std::move(t_);
+  }
+
+ private:
+  /// @param from index of the first lane to look at, because a stream may have the name of a tier
+  lane& find(const std::string& label, std::size_t from) {
+    const auto found = std::find_if(t_.lanes.begin() + static_cast<std::ptrdiff_t>(from), t_.lanes.end(),
+                                    [&](const lane& l) { return l.label == label; });
+    return found != t_.lanes.end() ? *found : t_.lanes.emplace_back(lane{label, {}});
+  }
+  lane& computations(tier_id t) { return find(p_.tiers()[t].name, 0); }
+  lane& copies(const copy_link& l) { return find(p_.plain() ? "to " + p_.tiers()[l.to].name : l.stream, streams_); }
+  void show(lane& to, double begin, double end, lane::work what) {
+    const double period = e_.seconds;
+    while (!p_.next().empty() && period > 0 && begin >= period) begin -= period, end -= period;
+    if (!p_.next().empty() && end > period) {  // continues in the next step
+      if (begin > 0) to.spans.push_back({0, std::min(end - period, begin), what});
+      end = period;
+    }
+    if (end > begin) to.spans.push_back({begin, end, what});
+  }
+
+  bytes_t live() const { return t_.tiers[device_tier].points.back().second; }
+  void add(tier_id t, bytes_t bytes) {
+    auto& points = t_.tiers[t].points;
+    points.emplace_back(now_, points.back().second + bytes);
+  }
+  void put(value_id v, tier_id t, bool is_there) {
+    if (std::exchange(there_(v, t), is_there) != is_there) add(t, is_there ? p_.values()[v].bytes : -p_.values()[v].bytes);
+  }
+
+  void wait_until(double then) {
+    if (then <= now_ + 1e-9 * e_.seconds) return;  // a rounding error is no wait
+    t_.memory.pieces.push_back({now_, then, live(), false, none});
+    show(t_.lanes[0], now_, then, lane::work::waited);
+    now_ = then;
+  }
+  void compute(operation_id which, double end, bytes_t memory) {
+    const auto& o = p_.operations()[which];
+    const double begin = end - o.seconds;
+    const bool again = has_run_[which];
+    has_run_[which] = true;
+    if (o.on == device_tier) {
+      wait_until(begin);
+      t_.memory.pieces.push_back({now_, end, memory, again, which});
+      now_ = end;
+    }
+    show(computations(o.on), begin, end, again ? lane::work::recomputed : lane::work::computed);
+    bytes_t beside = o.workspace;  // an output that is already there needs its bytes twice
+    for (auto v : o.outputs) beside += there_(v, o.on) ? p_.values()[v].bytes : 0;
+    for (const auto& w : o.overwrites) put(w.input, o.on, false);
+    for (auto v : o.outputs) put(v, o.on, true);
+    if (beside > 0) add(o.on, beside), add(o.on, -beside);
+  }
+  /// A copy or a drop.
+  void move(const step& x, double then) {
+    wait_until(then);
+    const bool copy = x.what == action::copy;
+    put(x.value(), copy ? x.to : x.from, copy);
+    if (!copy) return;
+    const auto& c = e_.copies[copied_++];
+    show(copies(*p_.link(x.from, x.to)), c.begin, c.end, lane::work::copied);
+    if (x.to == device_tier) t_.memory.pieces.push_back({now_, now_, live(), false, none});
+  }
+
+  const problem& p_;
+  const schedule& s_;
+  const evaluation e_;
+  schedule_trace t_;
+  std::size_t streams_ = 0;          // index of the first lane of a stream
+  tier_table<unsigned char> there_;  // by value and tier
+  std::vector<bool> has_run_;
+  std::size_t copied_ = 0;
+  double now_ = 0;  // clock of the device, s
+};
+
+}  // namespace detail
+
+/// Computes what a schedule does over time.
 /// @param p the problem
 /// @param s a valid schedule of it
-/// @return a piece per compute step on the device, per wait, and (without duration) per copy to the device; for a cyclic
-/// schedule,
-///         the pieces of one period
 /// @throws bad_schedule if `s` is not valid
 /// Complexity: that of `evaluate`.
-inline memory_timeline trace_memory(const problem& p, const schedule& s) {
-  const auto e = evaluate(p, s);
-  memory_timeline t{.pieces = {}, .seconds = e.seconds, .held = p.held_bytes(), .peak = e.peak};
-  std::vector<bool> has_run(p.operations().size(), false), on_device(p.values().size());
-  for (value_id v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v) && p.values()[v].starts == device_tier;
-  bytes_t live = p.source_bytes();
-  for (const auto& [v, tier] : s.starts) {
-    if (tier != device_tier) continue;
-    on_device[v] = true;
-    live += p.values()[v].bytes;
-    if (p.values()[v].held) t.held += p.values()[v].bytes;
-  }
-  double now = 0;
-  const auto wait_until = [&](double then) {
-    if (then <= now + 1e-9 * e.seconds) return;  // a rounding error is no wait
-    t.pieces.push_back({now, then, live, false, none});
-    now = then;
-  };
-  for (std::size_t at = 0; at < s.steps.size(); ++at) {
-    const auto x = detail::with_tiers(p, s.steps[at]);
-    if (x.what == action::compute) {
-      const auto& op = p.operations()[x.which];
-      if (op.on != device_tier) continue;
-      wait_until(e.ends[at] - op.seconds);
-      t.pieces.push_back({now, e.ends[at], e.memory[at], has_run[x.which], x.which});
-      now = e.ends[at];
-      has_run[x.which] = true;
-      for (const auto& o : op.overwrites) {
-        live -= p.values()[o.input].bytes;
-        on_device[o.input] = false;
-      }
-      for (auto v : op.outputs) {
-        if (!on_device[v]) live += p.values()[v].bytes;
-        on_device[v] = true;
-      }
-    } else {
-      wait_until(e.ends[at]);
-      live = e.memory[at];
-      const bool arrives = x.what == action::copy && x.to == device_tier;
-      if (arrives) t.pieces.push_back({now, now, live, false, none});
-      if (arrives || (x.what == action::drop && x.from == device_tier)) on_device[x.which] = arrives;
-    }
-  }
-  wait_until(e.seconds);
-  return t;
-}
+/// @code
+/// const auto t = remat::trace(p, s);
+/// std::cout << remat::timeline_svg(t.memory, {.lanes = t.lanes, .tiers = t.tiers});
+/// @endcode
+inline schedule_trace trace(const problem& p, const schedule& s) { return detail::tracer(p, s).run(); }
 
 }  // namespace remat

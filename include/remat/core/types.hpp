@@ -3,6 +3,7 @@
 /// The scalar types of the library.
 #pragma once
 
+#include <compare>
 #include <concepts>
 #include <cstdint>
 #include <limits>
@@ -42,6 +43,8 @@ class id {
 /// Positions of different kinds cannot be compared.
 template <class A, class I, class B, class J>
 requires(!std::same_as<A, B>) bool operator==(id<A, I>, id<B, J>) = delete;
+template <class A, class I, class B, class J>
+requires(!std::same_as<A, B>) std::strong_ordering operator<=>(id<A, I>, id<B, J>) = delete;
 
 struct operation;
 struct value;

@@ -38,14 +38,15 @@ class join_by_chain {
   /// @throws bad_option naming the member that is out of range
   explicit join_by_chain(const options& o) : options_(o) {
     if (o.slots < 1) throw bad_option("join_by_chain.slots must be >= 1, got 0");
-    if (o.budgets < 1 || o.budgets_of_parts < 1) throw bad_option("join_by_chain.budgets must be >= 1, got 0");
+    if (o.budgets < 1) throw bad_option("join_by_chain.budgets must be >= 1, got 0");
+    if (o.budgets_of_parts < 1) throw bad_option("join_by_chain.budgets_of_parts must be >= 1, got 0");
   }
 
   std::string name() const { return "chain"; }
 
   void join(hierarchy::level& l, monitor& m) const {
     if (l.parts.size() < 2) return;
-    const auto stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     const hierarchy::part_chain parts(l.p, l.index, l.parts, l.options);
     const auto most = std::max<bytes_t>(0, l.budget() - parts.unmodelled_bytes()) + (l.budget() - l.p.held_bytes()) / 3;
     const chain::persistent_table table(parts.model(), most, {.slots = options_.slots, .stop = stop});
@@ -70,8 +71,7 @@ class join_by_chain {
     constexpr std::size_t played = 4;  // number of orders to repair: those with the smallest budgets
     if (!options_.evictions) return;
     for (std::size_t i = over.size(); i-- > 0 && i + played >= over.size() && !stop();)
-      for (const double distance : {1.0, 0.5, 2.0})
-        if (auto order = order::eviction(l.p, over[i]).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
+      order::evict_variously(l.p, over[i], l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
   }
 
  private:

@@ -26,7 +26,6 @@ class join_by_hilp {
  public:
   struct options {
     std::size_t choices = 4;  ///< largest number of options of a part, >= 1
-    std::size_t nodes = 100;  ///< larger levels are not joined: halves of parts, and single operations
   };
 
   join_by_hilp() : join_by_hilp(options{}) {}
@@ -40,7 +39,7 @@ class join_by_hilp {
   /// @throws any exception of the backend
   void join(hierarchy::level& l, monitor& m) const {
     hierarchy::hilp_model form(l, options_.choices);
-    if (form.nodes() == 0 || form.nodes() > options_.nodes || m.stopped()) return;
+    if (form.nodes() == 0 || form.nodes() > most_nodes || m.stopped()) return;
     const auto program = form.build();
     auto o = milp::options_within(m);
     o.cutoff = l.seconds() / form.unit();
@@ -50,6 +49,7 @@ class join_by_hilp {
   }
 
  private:
+  static constexpr std::size_t most_nodes = 100;  // halves of parts, and single operations; larger levels are not joined
   options options_;
   B backend_;
 };

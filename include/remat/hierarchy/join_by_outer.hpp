@@ -43,7 +43,8 @@ class join_by_outer {
   /// @throws bad_option naming the member that is out of range
   join_by_outer(Outer outer, const options& o) : outer_(std::move(outer)), options_(o) {
     if (o.peaks < 1) throw bad_option("join_by_outer.peaks must be >= 1, got 0");
-    if (o.selections < 1 || o.selections_of_parts < 1) throw bad_option("join_by_outer.selections must be >= 1, got 0");
+    if (o.selections < 1) throw bad_option("join_by_outer.selections must be >= 1, got 0");
+    if (o.selections_of_parts < 1) throw bad_option("join_by_outer.selections_of_parts must be >= 1, got 0");
     if (!(o.share > 0 && o.share <= 1)) throw bad_option("join_by_outer.share must be in (0, 1], got " + std::to_string(o.share));
   }
 
@@ -113,7 +114,7 @@ class join_by_outer {
       for (std::size_t i = 0; i < hulls.size(); ++i) chosen.push_back(hulls[i][taken[i]]);
       return hierarchy::condensed_problem(l.p, l.index, chosen);
     };
-    const auto stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     // Find the richest selection that fits if each part runs once.
     const auto fits = [&](std::size_t count) {
       const auto c = condense(count);
@@ -144,16 +145,13 @@ class join_by_outer {
       if (stop()) break;
       const auto c = condense(count);
       if (!c.possible()) continue;
-      auto limits = m.limits();
-      limits.seconds = options_.share * m.remaining();
+      auto limits = m.shared(options_.share);
       limits.gap = std::max(limits.gap, 1e-4);
-      const auto watch = [&](const progress&) { return stop() ? control::stop : control::go_on; };
-      if (const auto r = remat::solve(c.condensed(), l.budget(), outer_, limits, watch); r.found())
+      if (const auto r = remat::solve(c.condensed(), l.budget(), outer_, limits, stop_with(m)); r.found())
         l.take(c.expand(l.p, compute_order(r.schedule)));
       if (!options_.evictions || count > low || !l.whole) continue;
       const auto start = c.expand(l.p, needed_operations(c.condensed()));
-      for (const double distance : {1.0, 0.5, 2.0})
-        if (auto order = order::eviction(l.p, start).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
+      order::evict_variously(l.p, start, l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
     }
   }
 

@@ -7,7 +7,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 #include <limits>
 #include <string>
@@ -18,6 +17,7 @@
 #include <remat/core/error.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/text.hpp>
 
 namespace remat {
 
@@ -73,22 +73,15 @@ inline std::string format_bytes(bytes_t bytes) {
     number /= 1024;
     ++u;
   }
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g %s", number, units[u]);
-  return text;
+  return detail::printed("%.3g ", number) + units[u];
 }
 
 /// Writes a duration in seconds with up to four significant digits, such as `2.056 ms`.
 inline std::string format_seconds(double seconds) {
   static constexpr std::pair<double, const char*> units[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}};
-  char text[32];
   for (const auto& [factor, unit] : units)
-    if (std::abs(seconds) >= 0.99995 * factor) {
-      std::snprintf(text, sizeof text, "%.4g %s", seconds / factor, unit);
-      return text;
-    }
-  std::snprintf(text, sizeof text, "%.4g %s", seconds * 1e9, seconds == 0 ? "s" : "ns");
-  return text;
+    if (std::abs(seconds) >= 0.99995 * factor) return detail::printed("%.4g ", seconds / factor) + unit;
+  return detail::printed("%.4g ", seconds * 1e9) + (seconds == 0 ? "s" : "ns");
 }
 
 /// Reads a budget: a size as in `parse_bytes`, or `N%`.

@@ -13,9 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/core/lanes.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/core/trace.hpp>
 #include <remat/io/json.hpp>
 
 namespace remat {
@@ -76,7 +76,7 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   for (const auto& [v, t] : s.starts)
     if (t == device_tier) at_first += p.values()[v].bytes;
   memory(0, at_first);
-  for (const auto& t : trace_tiers(p, s))
+  for (const auto& t : trace(p, s).tiers)
     for (const auto& [at, bytes] : t.points) add("C", "memory of the " + t.label, at, {{"args", {{"bytes", bytes}}}});
 
   struct arrow {

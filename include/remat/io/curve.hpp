@@ -130,7 +130,7 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
   for (std::size_t i = curves.size(); i-- > 0;) draw(plane.found[i], signs[i % signs.size()]);
 
   std::string out;
-  if (!style.title.empty()) out += style.title.substr(0, static_cast<std::size_t>(width)) + "\n";
+  if (!style.title.empty()) out += detail::shortened(style.title, static_cast<std::size_t>(width)) + "\n";
   for (std::size_t row = rows; row-- > 0;) {
     const bool labelled = row % 4 == 0 || row + 1 == rows;
     const double middle = plane.most * (static_cast<double>(row) + 0.5) / height;

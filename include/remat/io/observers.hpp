@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <limits>
@@ -14,6 +13,7 @@
 
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/text.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
 
@@ -36,21 +36,14 @@ class progress_line {
   }
 
   void operator()(const progress& now) {
-    const auto percent = [](double x) {
-      char text[32];
-      std::snprintf(text, sizeof text, "%.2f %%", 100 * x);
-      return std::string(text);
-    };
     std::string text = prefix_;
     const bool found = now.best < std::numeric_limits<double>::infinity();
     if (found) text += "best " + format_seconds(now.best) + ", ";
     if (now.bound > 0) text += "bound " + format_seconds(now.bound) + ", ";
-    if (found && now.bound > 0 && now.best > 0) text += "gap " + percent(std::max(0.0, 1 - now.bound / now.best)) + ", ";
+    if (found && now.bound > 0 && now.best > 0)
+      text += "gap " + detail::printed("%.2f %%, ", 100 * std::max(0.0, 1 - now.bound / now.best));
     text += now.stage;
-    if (text.size() > 110) text.resize(110);
-    char elapsed[32];
-    std::snprintf(elapsed, sizeof elapsed, "%.1f s  ", now.elapsed);
-    out_ << "\r\033[K" << elapsed << text << std::flush;
+    out_ << "\r\033[K" << detail::printed("%.1f s  ", now.elapsed) << detail::shortened(text, 110) << std::flush;
     shown_ = true;
   }
 
@@ -94,8 +87,7 @@ class best_to_file {
   /// @param path   the file, a remat-schedule
   /// @param p      the problem; must outlive the observer
   /// @param budget budget of the search, bytes
-  /// @param every  least time between two writes, s; an improvement within this time is skipped, and only a later improvement is
-  /// written
+  /// @param every  least time between two writes, s; an improvement within this time is skipped until a later improvement
   best_to_file(std::filesystem::path path, const problem& p, bytes_t budget, double every = 0)
       : path_(std::move(path)), p_(p), budget_(budget), every_(every) {}
 

@@ -6,17 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <string_view>
 
-namespace remat::detail {
+#include <remat/core/text.hpp>
 
-inline std::string printed(const char* format, double number) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, number);
-  return text;
-}
+namespace remat::detail {
 
 /// A unit, and its size in base units.
 struct scale {
@@ -54,13 +49,6 @@ inline std::string escaped(std::string_view text) {
       out += c;
   }
   return out;
-}
-
-/// At most `bytes` bytes of a UTF-8 text, without a partial character at the end.
-inline std::string shortened(const std::string& text, std::size_t bytes) {
-  if (text.size() <= bytes) return text;
-  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80) --bytes;
-  return text.substr(0, bytes);
 }
 
 /// The label, right-aligned in ten characters.

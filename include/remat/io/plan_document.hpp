@@ -8,7 +8,6 @@
 #include <istream>
 #include <optional>
 #include <ostream>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
@@ -37,8 +36,7 @@ struct plan_document {
 /// Complexity: O(length of the text).
 inline plan_document read_plan(std::istream& in, const std::optional<problem_document>& p = std::nullopt,
                                const document_limits& l = {}) {
-  const auto text = read_text(in, l.bytes);
-  const auto root = detail::parse(text, l);
+  const auto root = detail::parse(read_text(in, l.bytes), l);
   const detail::members document(root, "");
   document.version("remat-schedule", 2);
   plan_document d;
@@ -49,11 +47,9 @@ inline plan_document read_plan(std::istream& in, const std::optional<problem_doc
         "holds no problem (member problem_document): give the problem as well, by remat report --problem FILE or "
         "remat.report(plan, problem)");
   } else {
-    std::istringstream problem_text(document.at("problem_document").dump());
-    d.problem = read_problem_document(problem_text, l);
+    d.problem = detail::problem_from(document.at("problem_document"));
   }
-  std::istringstream again(text);
-  d.result = read_schedule(again, d.problem.problem, l).result;
+  d.result = detail::schedule_from(root, {d.problem.problem.tiers(), {}}).result;
   return d;
 }
 

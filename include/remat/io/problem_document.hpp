@@ -96,22 +96,11 @@ inline memory_system read_system(const members& document, unknown_problem_member
   return system;
 }
 
-}  // namespace detail
-
-/// Reads a remat-problem, and keeps the members that the library does not know. In a document of version 1, the members of
-/// version 2 count as unknown.
-/// @param in the text
-/// @param l  limits on the document
-/// @return the problem and its unknown members
-/// @throws bad_document if the text is not a remat-problem: truncated, another format or version, a missing, repeated or
-///         mistyped member, an integer beyond 64 bits, a limit exceeded; bad_problem if the problem of the document is not valid
-/// Complexity: O(length of the text).
-inline problem_document read_problem_document(std::istream& in, const document_limits& l = {}) {
-  const auto root = detail::parse(read_text(in, l.bytes), l);
-  const detail::members document(root, "");
+inline problem_document problem_from(const json& root) {
+  const members document(root, "");
   const bool second = document.version("remat-problem", 2) == 2;
   using names = std::initializer_list<std::string_view>;
-  const auto unknown = [&](const detail::members& m, names known, names known_in_second) {
+  const auto unknown = [&](const members& m, names known, names known_in_second) {
     auto rest = m.except(known);
     if (second)
       for (auto name : known_in_second) rest.erase(std::string(name));
@@ -123,23 +112,23 @@ inline problem_document read_problem_document(std::istream& in, const document_l
       unknown(document, {"format", "version", "name", "values", "operations", "targets", "offload", "backward_start"},
               {"tiers", "links", "next"});
   memory_system system;
-  if (second) system = detail::read_system(document, d.unknown);
+  if (second) system = read_system(document, d.unknown);
   std::vector<value> values;
   for (const auto& x : document.array("values")) {
-    const detail::members v(x, detail::at_index("values", values.size()));
+    const members v(x, at_index("values", values.size()));
     values.push_back({.name = v.text("name", ""),
                       .bytes = v.integer("bytes"),
                       .held = v.boolean("held", false),
                       .movable = v.boolean("movable", true)});
     if (second) {
-      values.back().starts = detail::tier_of(v, "starts", system, device_tier, true);
-      values.back().ends = detail::tier_of(v, "ends", system, device_tier, true);
+      values.back().starts = tier_of(v, "starts", system, device_tier, true);
+      values.back().ends = tier_of(v, "ends", system, device_tier, true);
     }
     d.unknown.values.push_back(unknown(v, {"name", "bytes", "held", "movable"}, {"starts", "ends"}));
   }
   std::vector<operation> operations;
   for (const auto& x : document.array("operations")) {
-    const detail::members o(x, detail::at_index("operations", operations.size()));
+    const members o(x, at_index("operations", operations.size()));
     operations.push_back({.name = o.text("name", ""),
                           .inputs = o.indices("inputs", values.size()),
                           .outputs = o.indices("outputs", values.size()),
@@ -148,7 +137,7 @@ inline problem_document read_problem_document(std::istream& in, const document_l
                           .once = o.boolean("once", false),
                           .kind = o.text("kind", "")});
     if (second) {
-      operations.back().on = detail::tier_of(o, "on", system, device_tier);
+      operations.back().on = tier_of(o, "on", system, device_tier);
       if (o.has("overwrites"))
         for (auto [output, input] : o.pairs("overwrites", values.size())) operations.back().overwrites.push_back({output, input});
     }
@@ -161,7 +150,7 @@ inline problem_document read_problem_document(std::istream& in, const document_l
     for (auto [target, source] : document.pairs("next", values.size())) next.push_back({target, source});
   std::optional<copy_rates> copies;
   if (document.has("offload")) {
-    const detail::members offload(document.at("offload"), "offload");
+    const members offload(document.at("offload"), "offload");
     copies = copy_rates{.to_host = offload.number("to_host"),
                         .to_device = offload.number("to_device"),
                         .latency = offload.number("latency", 0.0)};
@@ -172,6 +161,20 @@ inline problem_document read_problem_document(std::istream& in, const document_l
   d.problem = problem(document.text("name", ""), std::move(values), std::move(operations), std::move(targets), copies, backward,
                       std::move(system), std::move(next));
   return d;
+}
+
+}  // namespace detail
+
+/// Reads a remat-problem, and keeps the members that the library does not know. In a document of version 1, the members of
+/// version 2 count as unknown.
+/// @param in the text
+/// @param l  limits on the document
+/// @return the problem and its unknown members
+/// @throws bad_document if the text is not a remat-problem: truncated, another format or version, a missing, repeated or
+///         mistyped member, an integer beyond 64 bits, a limit exceeded; bad_problem if the problem of the document is not valid
+/// Complexity: O(length of the text).
+inline problem_document read_problem_document(std::istream& in, const document_limits& l = {}) {
+  return detail::problem_from(detail::parse(read_text(in, l.bytes), l));
 }
 
 /// As above, from a file. Messages begin with the name of the file.
@@ -210,7 +213,7 @@ inline void write_problem(std::ostream& out, const problem& p, const unknown_pro
       document["tiers"].push_back(std::move(x));
     }
     document["links"] = json::array();
-    const auto links = p.links_beyond_copies();
+    const auto links = p.links().subspan(p.copies() ? 2 : 0);  // "offload" has those of `copies`
     for (std::size_t i = 0; i < links.size(); ++i) {
       const auto& l = links[i];
       json x = {{"from", name(l.from)}, {"to", name(l.to)}, {"rate", l.rate}, {"latency", l.latency}, {"stream", l.stream}};

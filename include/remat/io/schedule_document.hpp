@@ -76,8 +76,7 @@ class step_reader {
   std::size_t at_ = 0;
 };
 
-inline schedule_document read_schedule(std::istream& in, memory_system system, const document_limits& l) {
-  const auto root = parse(read_text(in, l.bytes), l);
+inline schedule_document schedule_from(const json& root, memory_system system) {
   const members document(root, "");
   const bool second = document.version("remat-schedule", 2) == 2;
   system.validate();
@@ -160,12 +159,12 @@ inline void write_schedule(std::ostream& out, const result& r, std::string_view 
 ///         tier, an index that is negative or above 2^32 - 2
 /// Complexity: O(length of the text).
 inline schedule_document read_schedule(std::istream& in, const problem& p, const document_limits& l = {}) {
-  return detail::read_schedule(in, {p.tiers(), {}}, l);
+  return detail::schedule_from(detail::parse(read_text(in, l.bytes), l), {p.tiers(), {}});
 }
 
 /// As above without a problem: the tiers are a device and a host, and other tiers are errors.
 inline schedule_document read_schedule(std::istream& in, const document_limits& l = {}) {
-  return detail::read_schedule(in, {}, l);
+  return detail::schedule_from(detail::parse(read_text(in, l.bytes), l), {});
 }
 
 /// As above, from a file. Messages begin with the name of the file.

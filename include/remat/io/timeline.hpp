@@ -15,7 +15,6 @@
 #include <vector>
 
 #include <remat/core/error.hpp>
-#include <remat/core/lanes.hpp>
 #include <remat/core/trace.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/picture.hpp>
@@ -41,8 +40,8 @@ struct timeline_style {
   std::string title = {};
   std::optional<bytes_t> budget = {};        ///< bytes, drawn as a line
   std::vector<memory_series> overlays = {};  ///< lines over the memory area, SVG only
-  std::vector<lane> lanes = {};              ///< rows below the memory area, see `trace_lanes`
-  std::vector<tier_memory> tiers = {};       ///< rows below the lanes, see `trace_tiers`
+  std::vector<lane> lanes = {};              ///< rows below the memory area, see `trace`
+  std::vector<tier_memory> tiers = {};       ///< rows below the lanes, see `trace`
 };
 
 namespace detail {
@@ -133,7 +132,7 @@ inline memory_timeline with_duration(memory_timeline t) {
 /// @throws bad_option if `width` or `height` is out of range
 /// Complexity: O(pieces + width height).
 /// @code
-/// std::cout << remat::timeline_text(remat::trace_memory(p, r.schedule), {.title = p.name(), .budget = r.budget});
+/// std::cout << remat::timeline_text(remat::trace(p, r.schedule).memory, {.title = p.name(), .budget = r.budget});
 /// @endcode
 inline std::string timeline_text(const memory_timeline& timeline, const timeline_style& style, int width = 80, int height = 12) {
   if (width < 40) throw bad_option("timeline width must be >= 40, got " + std::to_string(width));
@@ -145,7 +144,7 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   const auto row_of = [&](double bytes) { return std::min(height - 1, static_cast<int>(bytes / top * height)); };
 
   std::string out;
-  if (!style.title.empty()) out += style.title.substr(0, static_cast<std::size_t>(width)) + "\n";
+  if (!style.title.empty()) out += detail::shortened(style.title, static_cast<std::size_t>(width)) + "\n";
   for (int row = height - 1; row >= 0; --row) {
     const bool budget_row = style.budget && row == row_of(static_cast<double>(*style.budget));
     std::string label;

@@ -17,8 +17,9 @@ namespace remat::milp {
 /// Holds any backend, by value. Models are built as for the backend inside (`longest_row`).
 /// Complexity: one indirect call more than the backend.
 /// @code
-/// const remat::milp::any_backend library = prefer_glpk ? remat::milp::any_backend(remat::glpk::backend()) :
-/// remat::highs::backend(); const remat::checkmate<remat::milp::any_backend> method({}, library);
+/// remat::milp::any_backend library = remat::highs::backend();
+/// if (prefer_glpk) library = remat::glpk::backend();
+/// const remat::checkmate<remat::milp::any_backend> method({}, library);
 /// @endcode
 class any_backend {
  public:

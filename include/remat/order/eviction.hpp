@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -33,7 +35,12 @@ class eviction {
     std::size_t work = 30000000;   ///< gives up after that many visits of values and operations
   };
 
-  /// Complexity: O((values + edges) log(values)).
+  /// Exponents of the distance to try.
+  static constexpr std::array<double, 3> distances = {1.0, 0.5, 2.0};
+
+  /// @param p     the problem
+  /// @param order a valid order of computations
+  /// Both must outlive this. Complexity: O((values + edges) log(values)).
   eviction(const problem& p, std::span<const operation_id> order)
       : p_(p), order_(order), uses_(p.values().size()), made_(p.values().size()) {
     for (std::size_t k = 0; k < order.size(); ++k) {
@@ -269,5 +276,15 @@ class eviction {
   std::vector<unsigned> locks_, mark_;
   unsigned stamp_ = 0;
 };
+
+/// Calls `take` with each order that `eviction` makes of `order`, for several exponents of the distance.
+/// Complexity: that of `eviction::run`, three times.
+template <std::invocable<std::vector<operation_id>> Take>
+void evict_variously(const problem& p, std::span<const operation_id> order, bytes_t budget, const std::function<bool()>& stop,
+                     Take&& take) {
+  eviction e(p, order);
+  for (const double distance : eviction::distances)
+    if (auto made = e.run(budget, {.distance = distance}, stop)) take(std::move(*made));
+}
 
 }  // namespace remat::order

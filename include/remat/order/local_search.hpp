@@ -18,19 +18,14 @@
 
 namespace remat::order {
 
-/// Stopping rule and slack of `local_search`.
+/// Stopping rule of `local_search`.
 struct local_search_options {
   std::size_t patience = 20000;  ///< rounds without an improvement after which the search ends, >= 1
   std::uint64_t stream = 0;      ///< searches with equal seeds and different streams make different choices
-  /// The search continues from orders slower than the best by up to this fraction, >= 0. For orders of more than 400
-  /// computations it shrinks in proportion.
-  double slack = 0.003;
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
     if (patience < 1) throw bad_option("local_search_options.patience must be >= 1, got 0");
-    if (!(slack >= 0 && slack < std::numeric_limits<double>::infinity()))
-      throw bad_option("local_search_options.slack must be a finite number >= 0, got " + std::to_string(slack));
   }
 };
 
@@ -51,7 +46,7 @@ inline std::size_t patience_for(const problem& p, std::size_t rounds) {
 /// @param order a valid order of computations, which may exceed the budget
 /// @param best  fastest order so far; receives improvements
 /// @param m     seed, limits and stop; each improvement is reported to it
-/// @param o     stopping rule and slack
+/// @param o     stopping rule
 /// @param bound a lower bound on the time of every schedule, s; it is reported, and the search ends when `best` meets it
 /// @throws bad_option for options out of range
 /// Complexity: O(values + recomputation closures of the dropped values) for each of the few drops of a round. That is thousands
@@ -63,7 +58,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
                          const local_search_options& o = {}, double bound = 0) {
   o.validate();
   const auto never = std::numeric_limits<double>::infinity();
-  const auto stop = [&] { return m.stopped(); };
+  const auto stop = m.stop();
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   destroy_repair n(p, best.budget(), random());
@@ -92,7 +87,8 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
   if (!best.found()) return;
   n.load(best.order());
   double seconds = n.seconds(), lowest = seconds;  // of the current order, and of the fastest one seen
-  const double slack = o.slack * std::min(1.0, 400.0 / static_cast<double>(order.size() + 1));
+  // The search continues from orders slower than the best by up to this fraction.
+  const double slack = 0.003 * std::min(1.0, 400.0 / static_cast<double>(order.size() + 1));
   for (std::size_t idle = 0, rounds = 1; idle < o.patience && !done() && !stop(); ++idle, ++rounds) {
     if (random() % 2000 == 0) {
       offer();

@@ -16,7 +16,6 @@
 #include <nlohmann/json.hpp>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/core/lanes.hpp>
 #include <remat/core/trace.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
@@ -143,10 +142,10 @@ class report_page {
     tag("p",
         "Orange parts recompute values. Below, each lane shows when a device computes and when a link copies. Point at the "
         "picture, or focus it and press the arrow keys, to see what runs.");
-    const auto timeline = trace_memory(p_, s_);
+    auto [timeline, lanes, tiers] = trace(p_, s_);
     timeline_style style{
-        .title = {}, .budget = r_.plan.budget, .overlays = {}, .lanes = trace_lanes(p_, s_), .tiers = trace_tiers(p_, s_)};
-    if (p_.plain()) style.overlays = {as_series(trace_memory(p_, store_all_schedule(p_)), "without a budget")};
+        .title = {}, .budget = r_.plan.budget, .overlays = {}, .lanes = std::move(lanes), .tiers = std::move(tiers)};
+    if (p_.plain()) style.overlays = {as_series(trace(p_, store_all_schedule(p_)).memory, "without a budget")};
     const auto span =
         std::max(with_duration(timeline).seconds,
                  style.overlays.empty() || style.overlays[0].points.empty() ? 0 : style.overlays[0].points.back().first);

@@ -56,12 +56,8 @@ plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {
   const auto& p = d.problem.problem;
   plan_report r{p, labels_of(d.problem), d.result, measure_store_all(p), {}, 0, std::nullopt};
   if (r.plan.schedule.steps.empty()) throw bad_schedule(0, "the plan has no steps: nothing was found within its budget");
-  const auto e = evaluate(p, r.plan.schedule);
-  r.plan.peak = e.peak;
-  r.plan.peaks = e.peaks;
-  r.plan.seconds = e.seconds;
-  r.plan.recomputed = e.recomputed;
-  if (r.plan.budget == 0) r.plan.budget = e.peak;
+  detail::set_costs(r.plan, evaluate(p, r.plan.schedule));
+  if (r.plan.budget == 0) r.plan.budget = r.plan.peak;
   auto share = l;
   share.seconds = l.seconds * 3 / 4;
   r.curve = pareto_curve(p, evenly{points}, s, share, observers...);
@@ -70,7 +66,8 @@ plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {
   if (r.plan.seconds <= r.store_all.seconds * (1 + 1e-9)) return r;
   r.more_bytes = report_step(p, r.store_all);
   share.seconds = l.seconds / 4;
-  r.more = solve(p, std::max(usable(r.plan.budget), e.peak) + r.more_bytes, s, start_from(r.plan.schedule), share, observers...);
+  r.more =
+      solve(p, std::max(usable(r.plan.budget), r.plan.peak) + r.more_bytes, s, start_from(r.plan.schedule), share, observers...);
   // The curve may know a faster plan that fits.
   for (const auto& other : r.curve) detail::adopt(*r.more, other, l.gap);
   return r;

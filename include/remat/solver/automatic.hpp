@@ -114,7 +114,7 @@ class automatic {
     }
     now.remember(now.within(never, [&](monitor& first) { return offer_cheap_orders(p, now.best, first); }));
     now.take(result{});
-    const auto cuts = now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never);
+    const auto cuts = now.run(min_cut({.repairs = 10'000, .effort = 0, .start = options_.start}), never);
     now.take(cuts);
     if (decide(now)) return now.answer();
     const auto start = cuts.found() ? compute_order(cuts.schedule) : now.best.found() ? now.best.order() : now.needed;
@@ -245,7 +245,7 @@ class automatic {
       now.take(bound::time_bound{known.bound, 0});
     };
     now.within(now.remaining() / 2, [&](monitor& m) {
-      const auto stop = [&] { return m.stopped(); };
+      const auto stop = m.stop();
       if (!now.best.found()) known = all.any(sets, stop), take();
       if (!now.done()) known = all.fastest(now.best.seconds(), sets, stop), take();
     });

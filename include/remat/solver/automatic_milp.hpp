@@ -42,8 +42,7 @@ struct automatic_milp<B> {
 
   /// Computes the bound from several moments at once.
   /// @param told called with the order in each solution of a MILP, if the solution has one; returns the time of the best
-  /// schedule,
-  ///             s
+  ///             schedule, s
   /// @return bounds on the time, s, and on the budget, bytes
   /// @throws any exception of the backend
   template <class Told>

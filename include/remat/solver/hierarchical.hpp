@@ -4,7 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -40,12 +43,17 @@ namespace remat {
 /// noise. Operations are alike if kind, sizes and workspace are equal. Their costs are averaged, from the smallest up, as long as
 /// they are within `tolerance` of the smallest.
 /// @param p         the problem
-/// @param tolerance relative, >= 0; 0 changes nothing
+/// @param tolerance relative, finite, >= 0; 0 changes nothing
+/// @throws bad_option for a tolerance out of range
 /// Complexity: O((values + edges) log(values + edges)).
 inline problem with_like_costs(const problem& p, double tolerance) {
-  if (tolerance <= 0) return p;
+  if (!(std::isfinite(tolerance) && tolerance >= 0))
+    throw bad_option("with_like_costs.tolerance must be a finite number >= 0, got " + std::to_string(tolerance));
+  if (tolerance == 0) return p;
   std::map<std::vector<std::int64_t>, std::vector<operation_id>> alike;
-  auto ops = p.operations();
+  const auto& ops = p.operations();
+  std::vector<double> costs;
+  for (const auto& op : ops) costs.push_back(op.seconds);
   for (operation_id o = 0; o < ops.size(); ++o) {
     std::vector<std::int64_t> key = {static_cast<std::int64_t>(std::hash<std::string>()(ops[o].kind)), ops[o].workspace};
     std::vector<std::int64_t> inputs;
@@ -60,49 +68,36 @@ inline problem with_like_costs(const problem& p, double tolerance) {
     std::stable_sort(list.begin(), list.end(), [&](operation_id a, operation_id b) { return ops[a].seconds < ops[b].seconds; });
     for (std::size_t from = 0, to = 0; from < list.size(); from = to) {
       double sum = 0;
-      const double most = p.operations()[list[from]].seconds * (1 + tolerance);
-      for (; to < list.size() && p.operations()[list[to]].seconds <= most; ++to) sum += p.operations()[list[to]].seconds;
-      if (p.operations()[list[from]].seconds < p.operations()[list[to - 1]].seconds)
-        for (auto k = from; k < to; ++k) ops[list[k]].seconds = sum / static_cast<double>(to - from);
+      const double most = ops[list[from]].seconds * (1 + tolerance);
+      for (; to < list.size() && ops[list[to]].seconds <= most; ++to) sum += ops[list[to]].seconds;
+      if (ops[list[from]].seconds < ops[list[to - 1]].seconds)
+        for (auto k = from; k < to; ++k) costs[list[k]] = sum / static_cast<double>(to - from);
     }
   }
-  return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies(), p.backward_start());
+  return p.with_costs(costs);
 }
 
 /// `min_cut` with less effort than on its own; a default-constructed solver of any other type.
 template <solver S>
 S cheap_default() {
   if constexpr (std::is_same_v<S, min_cut>)
-    return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .rounds = 0});
+    return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .effort = 0});
   else
     return S();
 }
 
-/// Runs several joiners in turn. Each may improve the schedules of those before.
-template <hierarchy::joiner... J>
-class join_in_turn {
+/// The default joiner of `hierarchical`: first the chain, then `min_cut` on the condensed graph, both with evictions.
+class join_by_default {
  public:
-  explicit join_in_turn(J... joiners) : joiners_(std::move(joiners)...) {}
-
-  std::string name() const {
-    std::string all;
-    std::apply([&](const auto&... j) { ((all += (all.empty() ? "" : "+") + std::string(j.name())), ...); }, joiners_);
-    return all;
-  }
-  /// @throws any exception of the joiners
+  std::string name() const { return chain_.name() + "+" + outer_.name(); }
   void join(hierarchy::level& l, monitor& m) const {
-    std::apply([&](const auto&... j) { (j.join(l, m), ...); }, joiners_);
+    chain_.join(l, m);
+    outer_.join(l, m);
   }
 
  private:
-  std::tuple<J...> joiners_;
-};
-
-/// The default joiner of `hierarchical`: first the chain, then `min_cut` on the condensed graph, both with evictions.
-class join_by_default : public join_in_turn<join_by_chain, join_by_outer<min_cut>> {
- public:
-  join_by_default()
-      : join_in_turn(join_by_chain({.evictions = true}), join_by_outer<min_cut>(cheap_default<min_cut>(), {.evictions = true})) {}
+  join_by_chain chain_{{.evictions = true}};
+  join_by_outer<min_cut> outer_{cheap_default<min_cut>(), {.evictions = true}};
 };
 
 /// Cuts a graph into parts, finds several options for each part, and joins them. For graphs of any size and shape.
@@ -135,14 +130,14 @@ class hierarchical {
     std::size_t leaf_operations = 160;  ///< parts of more operations are cut again, or solved by `min_cut` if they cannot be cut
     std::size_t saved = 6;              ///< number of bounds to try on the bytes that a part saves, >= 1
     std::size_t peaks = 3;              ///< number of bounds to try on the peak of a part, >= 1
-    double tolerance = 0.1;             ///< relative difference of costs up to which parts count as equal, >= 0
+    double tolerance = 0.1;             ///< relative difference of costs up to which parts count as equal, finite, >= 0
     bool bound = true;                  ///< prove a lower bound as well
     bool cuts = true;          ///< add options by minimum cuts and evictions; the bytes saved by cuts are then the bounds to try
     std::size_t retained = 6;  ///< number of fastest schedules to improve by `retain_more`
-    std::size_t rounds = 30000;  ///< effort of the final `local_search`, for `order::patience_for`; 0: none
+    std::size_t effort = 30000;  ///< effort of the final `local_search`, for `order::patience_for`; 0: none
 
     /// Only parts, Inner and Joiner: for methods as published.
-    static options plain() { return {.bound = false, .cuts = false, .retained = 0, .rounds = 0}; }
+    static options plain() { return {.bound = false, .cuts = false, .retained = 0, .effort = 0}; }
     /// The same, with the options of a published method.
     template <class Published>
     static options plain(const Published& o) {
@@ -158,7 +153,8 @@ class hierarchical {
   hierarchical(Inner inner, Joiner joiner, const options& o) : inner_(std::move(inner)), joiner_(std::move(joiner)), options_(o) {
     if (o.saved < 1) throw bad_option("hierarchical.saved must be >= 1, got 0");
     if (o.peaks < 1) throw bad_option("hierarchical.peaks must be >= 1, got 0");
-    if (!(o.tolerance >= 0)) throw bad_option("hierarchical.tolerance must be >= 0, got " + std::to_string(o.tolerance));
+    if (!(std::isfinite(o.tolerance) && o.tolerance >= 0))
+      throw bad_option("hierarchical.tolerance must be a finite number >= 0, got " + std::to_string(o.tolerance));
   }
 
   std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(joiner_.name()); }
@@ -171,19 +167,19 @@ class hierarchical {
     std::optional<structure::partition> given;
     if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
-      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) prove_bound(p, budget, r, m.stop());
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
-      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, [&] { return m.stopped(); });
+      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, m.stop());
       if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
-        r.status = status::not_applicable, r.reason = "the graph cannot be cut into parts";
+        r = refused("the graph cannot be cut into parts", std::move(r));
       join(alike, parts, best, now, m);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
-        if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
+        if (const auto whole = remat::solve(p, budget, inner_, m.shared(1), stop_with(m)); whole.found())
           best.offer(compute_order(whole.schedule));
-      if (options_.rounds > 0 && best.found() && !m.stopped())
-        order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.rounds)}, r.bound);
+      if (options_.effort > 0 && best.found() && !m.stopped())
+        order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.effort)}, r.bound);
     }
     best.put_into(r);
     return r;
@@ -203,17 +199,7 @@ class hierarchical {
     std::unordered_map<std::size_t, std::vector<std::pair<structure::canonical_form, orders>>>
         solved;  // by hash; orders in canonical positions
     std::size_t depth = 0;
-
-    auto stop() {
-      return [this](const progress&) { return m.stopped() ? control::stop : control::go_on; };
-    }
   };
-
-  static limits share(const monitor& m, double part) {
-    auto l = m.limits();
-    l.seconds = m.remaining() * part;
-    return l;
-  }
 
   /// Sorts the user's partition, and checks that its parts have a topological order.
   static structure::partition checked(const problem& p, structure::partition parts) {
@@ -281,12 +267,12 @@ class hierarchical {
     if (large && now.depth <= most_depth) {
       auto finer = options_.cut;
       finer.backward_start = b.boundary();
-      pieces = structure::find_partition(bare, finer, [&] { return now.m.stopped(); });
+      pieces = structure::find_partition(bare, finer, now.m.stop());
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
-    auto each = share(now.m, part_of_time);
+    auto each = now.m.shared(part_of_time);
     each.gap = std::max(each.gap, 1e-3);
-    const auto stop = [&] { return now.m.stopped(); };
+    const auto stop = now.m.stop();
     for (const auto& t : targets(b, stop)) {
       if (options_.cuts) found.push_back(t.start);
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
@@ -304,9 +290,9 @@ class hierarchical {
           join(limited, pieces, best, now, part);
           if (best.found()) found.push_back(best.order());
         } else if (large) {
-          add(remat::solve(limited, within, cheap_default<min_cut>(), each, now.stop()));
+          add(remat::solve(limited, within, cheap_default<min_cut>(), each, stop_with(now.m)));
         } else {
-          add(remat::solve(limited, within, inner_, each, now.stop()));
+          add(remat::solve(limited, within, inner_, each, stop_with(now.m)));
         }
       }
     }
@@ -363,7 +349,7 @@ class hierarchical {
       constexpr double near = 1.02;  // times the fastest; slower schedules do not catch up
       for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !m.stopped(); ++k)
         if (fastest[k].first < near * best.seconds() &&
-            best.offer(order::retain_more(p, fastest[k].second, best.budget(), [&] { return m.stopped(); })))
+            best.offer(order::retain_more(p, fastest[k].second, best.budget(), m.stop())))
           report("retention");
     }
     --now.depth;

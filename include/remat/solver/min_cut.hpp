@@ -39,7 +39,7 @@ namespace remat {
 /// no order fits, `order_in_phases` makes one in phases, or `lower_peak` lowers the peak of store-all. A start that needs up to a
 /// tenth more than the budget is lowered before the cuts. Does not use copies to the host.
 ///
-/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
+/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of effort of
 /// `local_search` that falls with the number of operations.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});
@@ -53,7 +53,7 @@ class min_cut {
     std::size_t mixtures = 6;            ///< mixtures per pair of neighbouring cuts, >= 1; fewer above 20 000 operations
     bool bound = true;                   ///< prove a lower bound as well
     std::size_t repairs = 300000;        ///< most operations times starts to repair; fewer above 1000 operations
-    std::size_t rounds = 800000;         ///< effort of `local_search`, for `order::patience_for`; 0: none
+    std::size_t effort = 800000;         ///< effort of `local_search`, for `order::patience_for`; 0: none
     std::optional<schedule> start = {};  ///< a known schedule to start from; its copies are ignored
   };
 
@@ -131,7 +131,7 @@ class min_cut {
       if (options_.start) lower(p, options_.start, best, m);
       auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
       fit(p, budget, cuts, best, m);
-      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) prove_bound(p, budget, r, m.stop());
       known.needed = r.budget_bound;
       if (r.status == status::infeasible) return r;
       if (!best.found() && !options_.start) lower(p, {}, best, m);
@@ -157,10 +157,10 @@ class min_cut {
     std::optional<std::vector<operation_id>> order;
     if (peak > best.budget()) {
       const monitor part(m, 0.2);
-      order = order_in_phases(p, best.budget(), [&] { return part.stopped(); });
+      order = order_in_phases(p, best.budget(), part.stop());
     }
     const monitor part(m, 0.3);
-    const auto stop = [&] { return part.stopped(); };
+    const auto stop = part.stop();
     for (std::size_t i = 0; !order && i < from.size(); ++i) order = lower_peak(p, from[i], best.budget(), stop);
     if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
@@ -176,7 +176,7 @@ class min_cut {
   /// The heaviest moments, with their cuts.
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
-    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, [&] { return m.stopped(); }))
+    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, m.stop()))
       if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
     return list;
   }
@@ -231,7 +231,7 @@ class min_cut {
   /// Makes the most promising of `starts` fit the budget, and improves the best.
   void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
               double bound) const {
-    const auto stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     const auto offer = [&](const std::vector<operation_id>& order, const char* stage) {
       if (best.offer(order)) best.report(m, stage, bound);
     };
@@ -261,7 +261,7 @@ class min_cut {
       offer(n.order(), "repairs");
       if (best.seconds() < before) good.push_back(best.order());
     }
-    for (const double distance : {1.0, 0.5, 2.0})
+    for (const double distance : order::eviction::distances)
       for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough();
            ++i)
         if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
@@ -273,9 +273,9 @@ class min_cut {
         }
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
       offer(order::retain_more(p, good[i], budget, stop), "retention");
-    if (options_.rounds > 0 && !stop() && !good_enough())
+    if (options_.effort > 0 && !stop() && !good_enough())
       order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
-                          {.patience = order::patience_for(p, options_.rounds)}, bound);
+                          {.patience = order::patience_for(p, options_.effort)}, bound);
   }
 
   options options_;

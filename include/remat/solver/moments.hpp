@@ -76,7 +76,7 @@ class moments {
   /// is left.
   static void round(const problem& p, const bound::multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget,
                     incumbent& best, monitor& m) {
-    const auto stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     std::vector<std::pair<double, std::vector<operation_id>>> fitting;  // time in s, order
     std::optional<std::vector<operation_id>> last;
     for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {
@@ -85,7 +85,7 @@ class moments {
       best.offer(*order);
       const bool small = p.operations().size() < 1000;
       for (const double part : {1.0, 0.95, 0.9})
-        for (const double distance : {1.0, 0.5, 2.0}) {
+        for (const double distance : order::eviction::distances) {
           if (stop() || (part < 1 && (!small || threshold != 0.5)) || (distance != 1 && !small)) continue;
           const auto within = static_cast<bytes_t>(part * static_cast<double>(budget));
           auto evicted = order::eviction(p, *order).run(within, {.distance = distance, .repetitions = 3}, stop);

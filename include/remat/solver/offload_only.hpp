@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include <remat/copies/copy_search.hpp>
 #include <remat/core/incumbent.hpp>
@@ -28,23 +29,18 @@ class offload_only {
   bool plans_tiers() const { return true; }
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    result r;
-    const auto needed = needed_operations(p);
-    if (!p.plain() && !copies::why_unplannable(p).empty()) {
-      r.status = status::not_applicable;
-      r.reason = copies::why_unplannable(p);
-    } else if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
-      all.put_into(r);
-    } else if (p.plain() && !p.copies()) {
-      r.status = status::not_applicable;
-      r.reason = copies::no_copies;
-    } else {
-      copies::copy_incumbent best(p, budget, [&] { return m.stopped(); });
-      best.offer({needed});
-      best.report(m, name(), 0);
-      best.put_into(r);
-      prove_bound(p, budget, r, [&] { return m.stopped(); });
+    if (p.plain()) {
+      if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
+      if (!p.copies()) return refused(copies::no_copies);
+    } else if (auto why = copies::why_unplannable(p); !why.empty()) {
+      return refused(std::move(why));
     }
+    result r;
+    copies::copy_incumbent best(p, budget, m.stop());
+    best.offer({needed_operations(p)});
+    best.report(m, name(), 0);
+    best.put_into(r);
+    prove_bound(p, budget, r, m.stop());
     return r;
   }
 };

@@ -64,7 +64,7 @@ class offmate {
     std::size_t scan = 20;            ///< number of constant virtual budgets, >= 1; half as many in each of the four other scans
     std::size_t inner = 3;            ///< number of most promising virtual budgets that Inner plans for
     std::size_t starts = 10;          ///< number of orders to improve, the fastest ones, >= 1
-    std::size_t search = 600'000;     ///< effort of each `copies::copy_search`, for `order::patience_for`
+    std::size_t effort = 600'000;     ///< effort of each `copies::copy_search`, for `order::patience_for`
     std::size_t idle = 12;            ///< searches per thread without an improvement after which the work ends; 0: no search
     std::optional<schedule> start{};  ///< a known schedule to start from; its copies are ignored
     double rate_share = 1;            ///< share of its rate that each link is planned with, in (0, 1]
@@ -93,20 +93,14 @@ class offmate {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.plain() && !p.copies()) return inner_.solve(p, budget, m);
     if (options_.rate_share < 1) return solve_for_less(p, budget, m);
+    if (p.plain()) {
+      if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
+    } else if (auto why = copies::why_unplannable(p); !why.empty()) {
+      return refused(std::move(why));
+    }
     result r;
     const auto needed = needed_operations(p);
-    if (auto why = p.plain() ? std::string() : copies::why_unplannable(p); !why.empty())
-      return r.status = status::not_applicable, r.reason = std::move(why), r;
-    if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
-      all.put_into(r);
-      return r;
-    }
-    scan now{p.plain() ? p.with_copies({}) : copies::recomputation_only(p),
-             budget,
-             0,
-             m,
-             {p, budget, [&m] { return m.stopped(); }},
-             options_.starts};
+    scan now{p.plain() ? p.with_copies({}) : copies::recomputation_only(p), budget, 0, m, {p, budget, m.stop()}, options_.starts};
     offer_first(now);
     if (m.stopped() && (std::isfinite(now.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
       return now.best.put_into(r), r;
@@ -114,7 +108,7 @@ class offmate {
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
     now.fixed = std::make_shared<const copies::virtual_problem>(now.plain, needed, std::vector{now.least});
     now.offer(needed, now.fixed, now.most);
-    prove_bound(p, budget, r, [&] { return m.stopped(); });
+    prove_bound(p, budget, r, m.stop());
     now.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
@@ -213,7 +207,7 @@ class offmate {
     });
     result proven;
     if (!p.plain() && !copies::why_unplannable(p).empty()) return slower.solve(p, budget, part);
-    prove_bound(p, budget, proven, [&] { return m.stopped(); });
+    prove_bound(p, budget, proven, m.stop());
     auto r = slower.solve(with_slower_links(p, options_.rate_share), budget, part);
     r.bound = proven.bound;
     return r;
@@ -224,7 +218,7 @@ class offmate {
   /// @return the virtual budget of the fastest order, bytes, and its time, s; infinity if there is none
   static std::pair<bytes_t, double> sweep(scan& now, const virtual_pointer& q, const std::vector<bytes_t>& budgets, double part) {
     monitor some(now.m, part, [](const progress&) { return control::go_on; });
-    const auto planned = min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(q->problem(), budgets, some);
+    const auto planned = min_cut({.bound = false, .repairs = 10'000, .effort = 0}).sweep(q->problem(), budgets, some);
     std::pair fastest{bytes_t{0}, std::numeric_limits<double>::infinity()};
     for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) {
       if (!planned[i].found()) continue;
@@ -326,8 +320,7 @@ class offmate {
     std::vector<std::function<void()>> scans = {
         [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
         [&] { scan_range(now, now.fixed, now.most, now.most - now.least, static_cast<bytes_t>(options_.scan)); }};
-    if (const auto heaviest = bound::most_demanding_cuts(now.plain, now.least, 8, [&] { return now.m.stopped(); });
-        !heaviest.empty())
+    if (const auto heaviest = bound::most_demanding_cuts(now.plain, now.least, 8, now.m.stop()); !heaviest.empty())
       if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed) {
         scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
         scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
@@ -384,7 +377,7 @@ class offmate {
         const auto before = now.best.seconds();  // other threads may lower it meanwhile
         monitor part(now.m, 0.5);
         copies::copy_search(*from.problem, from.order, from.budget, now.best, part,
-                            {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
+                            {.patience = order::patience_for(now.plain, options_.effort), .stream = stream}, now.bound);
         if (now.best.seconds() < before && !now.m.stopped()) now.best.try_smaller_budgets();
         const std::lock_guard guard(lock);
         if (now.best.seconds() < before) fastest = from;

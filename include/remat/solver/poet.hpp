@@ -64,20 +64,12 @@ class poet {
 
   /// @throws bad_option if `rules` are out of range; too_large if the model would be too large; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
+    if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
+    if (!p.copies()) return refused(copies::no_copies);
     result r;
-    const auto needed = needed_operations(p);
-    if (incumbent all(p, budget); all.offer(needed)) {
-      all.put_into(r);
-      return r;
-    }
-    if (!p.copies()) {
-      r.status = status::not_applicable;
-      r.reason = copies::no_copies;
-      return r;
-    }
-    prove_bound(p, budget, r, [&] { return m.stopped(); });
+    prove_bound(p, budget, r, m.stop());
     copies::copy_incumbent best(p, budget);
-    best.offer({needed});
+    best.offer({needed_operations(p)});
     if (options_.start) best.offer({compute_order(*options_.start)});
     search(p, budget, best, r, m);
     best.put_into(r);
@@ -92,8 +84,7 @@ class poet {
     best.report(m, r.scope, r.bound);
     if (done() || m.stopped()) return;
     staged::require_size(name(), p);
-    const staged::strong_form form(
-        p, budget, options_.rules, milp::longest_row(backend_), [&] { return m.stopped(); }, true);
+    const staged::strong_form form(p, budget, options_.rules, milp::longest_row(backend_), m.stop(), true);
     if (!form.complete()) return;
     auto o = milp::options_within(m);
     if (best.seconds() < milp::infinity) o.cutoff = best.seconds() / form.unit();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/chain/fastest_with_copies.hpp>
@@ -47,7 +48,7 @@ class pofo {
     std::vector<std::size_t> sizes = {4, 8, 16};             ///< operations per part in further cuts of the graph, each >= 1
     std::size_t slots = 500;                                 ///< most units of memory in the table of recomputations, >= 1
     std::size_t labels = 300;                                ///< `fastest_with_copies_options::most_labels`, >= 1
-    std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets to try, times the budget less held bytes, > 0
+    std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets to try, times the budget less held bytes, in (0, 10^6)
   };
 
   pofo() : pofo(options{}) {}
@@ -59,24 +60,17 @@ class pofo {
       throw bad_option("pofo.blocks.most must be at most " + std::to_string(chain::persistent_table::most_links) + ", got " +
                        std::to_string(o.blocks.most));
     for (const double x : o.nearby)
-      if (!(x > 0 && x < 1e6)) throw bad_option("pofo.nearby must be > 0, got " + std::to_string(x));
+      if (!(x > 0 && x < 1e6)) throw bad_option("pofo.nearby must be in (0, 10^6), got " + std::to_string(x));
   }
 
   std::string name() const { return "pofo"; }
 
   /// @throws bad_option if the options of the blocks are out of range
   result solve(const problem& p, bytes_t budget, monitor& m) const {
+    if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
+    if (!p.copies()) return refused(copies::no_copies);
     result r;
-    if (incumbent all(p, budget); all.offer(needed_operations(p))) {
-      all.put_into(r);
-      return r;
-    }
-    if (!p.copies()) {
-      r.status = status::not_applicable;
-      r.reason = copies::no_copies;
-      return r;
-    }
-    prove_bound(p, budget, r, [&] { return m.stopped(); });
+    prove_bound(p, budget, r, m.stop());
     copies::copy_incumbent best(p, budget);
     bool any = search(p, budget, options_.blocks, r.bound, best, m);
     for (const auto size : options_.sizes)
@@ -84,7 +78,7 @@ class pofo {
         any = search(p, budget, {.backward_start = options_.blocks.backward_start, .size = size, .most = most_parts}, r.bound,
                      best, m) ||
               any;
-    if (!any) r.status = status::not_applicable, r.reason = structure::no_chain;
+    if (!any) r = refused(structure::no_chain, std::move(r));
     best.put_into(r);
     return r;
   }
@@ -96,11 +90,11 @@ class pofo {
   /// @return false if it cannot be cut
   bool search(const problem& p, bytes_t budget, const structure::partition_options& cut, double bound,
               copies::copy_incumbent& best, monitor& m) const {
-    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, [&] { return m.stopped(); }));
+    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, m.stop()));
     m.report({.stage = parts.size() < 2 ? structure::no_chain : "chain of " + std::to_string(parts.size()) + " blocks"});
     if (parts.size() < 2) return false;
     const auto& c = parts.chain();
-    const auto stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     const auto within = [&](double share) {  // bytes for the chain
       return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(budget - p.held_bytes())) - c.unmodelled_bytes();
     };

@@ -59,18 +59,17 @@ class revolve {
     result r;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
-      const auto blocks = structure::find_partition(p, options_.blocks, [&] { return m.stopped(); });
+      const auto blocks = structure::find_partition(p, options_.blocks, m.stop());
       const auto n = blocks.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2) {
-        r.status = status::not_applicable;
-        r.reason = structure::no_chain;
+        r = refused(structure::no_chain);
       } else {
         binomial(p, blocks, best, m);
         auto cut = options_.blocks;
         cut.most = std::min(cut.most, options_.links);
         for (std::size_t before = 0; !m.stopped(); cut.size *= 2) {
-          const auto links = structure::find_partition(p, cut, [&] { return m.stopped(); });
+          const auto links = structure::find_partition(p, cut, m.stop());
           if (links.size() < 2) break;
           if (links.size() != std::exchange(before, links.size())) unequal(p, budget, links, best, m);
         }
@@ -133,7 +132,7 @@ class revolve {
     // The table counts memory too high, so schedules for somewhat larger budgets are evaluated as well.
     const auto most = std::max<bytes_t>(0, budget - parts.chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
     const chain::persistent_table table(parts.chain().model(), most,
-                                        {.slots = options_.slots, .stop = [&] { return m.stopped(); }, .inputs_only = true});
+                                        {.slots = options_.slots, .stop = m.stop(), .inputs_only = true});
     const auto front = table.front();
     std::size_t more = 40;
     for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {

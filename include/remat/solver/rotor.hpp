@@ -69,12 +69,10 @@ class rotor {
 
   /// @throws bad_option if `blocks` or `sizes` are out of range
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    if (incumbent all(p, budget); all.offer(needed_operations(p))) {
-      result r;
-      all.put_into(r);
-      r.scope = scope;
-      r.scope_bound = all.seconds();
-      return r;
+    if (auto all = store_all_if_it_fits(p, budget)) {
+      all->scope = scope;
+      all->scope_bound = evaluate(p, all->schedule).seconds;
+      return *std::move(all);
     }
     return ground(p, options_, budget, m).solve(budget, m);
   }
@@ -102,13 +100,13 @@ class rotor {
   class cutting {
    public:
     cutting(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
-        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, [&] { return m.stopped(); })) {
+        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, m.stop())) {
       const auto n = parts_.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
+      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, m.stop()});
     }
 
     std::size_t size() const { return parts_.size(); }
@@ -179,7 +177,7 @@ class rotor {
         any = any || c.size() > 1;
         if (!m.stopped()) c.search_around(budget, best, m);
       }
-      if (!any) r.status = status::not_applicable, r.reason = structure::no_chain;
+      if (!any) r = refused(structure::no_chain, std::move(r));
       best.put_into(r);
       return r;
     }

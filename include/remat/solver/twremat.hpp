@@ -235,7 +235,7 @@ class twremat {
 
  private:
   void search(const problem& p, const std::vector<operation_id>& needed, bytes_t budget, incumbent& best, monitor& m) const {
-    const std::function<bool()> stop = [&] { return m.stopped(); };
+    const auto stop = m.stop();
     const auto report = [&](const char* stage) { best.report(m, stage); };
     const structure::separator_tree tree(p, needed, stop);
     best.report(m, "separators of width " + std::to_string(tree.width()));
@@ -250,7 +250,7 @@ class twremat {
       leaf = std::min(leaf - 1, static_cast<std::size_t>(static_cast<double>(leaf) / options_.shrink));
     }
     if (best.found()) good.push_back(best.order());
-    for (const double distance : {1.0, 0.5, 2.0})
+    for (const double distance : order::eviction::distances)
       for (const auto& start : orders) {
         if (stop()) break;
         auto order = order::eviction(p, start).run(budget, {.distance = distance}, stop);

@@ -47,7 +47,7 @@ struct stages {
   ///         order of the needed operations
   /// Complexity: O(values + edges).
   stages(const problem& problem, bytes_t budget, const staging& r) : p(&problem), rules(r), needed(needed_operations(problem)) {
-    if (rules.backward_start && *rules.backward_start > p->operations().size())
+    if (rules.backward_start && *rules.backward_start >= p->operations().size())
       throw bad_option("staging.backward_start must be an operation, got " + std::to_string(*rules.backward_start));
     if (!(rules.small_values >= 0 && rules.small_values < 1))
       throw bad_option("staging.small_values must be in [0, 1), got " + std::to_string(rules.small_values));
@@ -133,10 +133,8 @@ struct stages {
     operation_id backward = 0;
     if (const auto given = rules.backward_start ? rules.backward_start : p->backward_start())
       backward = *given;
-    else if ((rules.backward_once || rules.forward_in_one_stage) && !needed.empty()) {
-      const auto memory = measure_order(*p, needed).memory;  // the operation at which store-all has its peak
-      backward = needed[static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin())];
-    }
+    else if ((rules.backward_once || rules.forward_in_one_stage) && !needed.empty())
+      backward = needed[heaviest_position(*p, needed)];
     const auto split = static_cast<std::size_t>(
         std::find_if(needed.begin(), needed.end(), [&](auto o) { return o >= backward; }) - needed.begin());
     for (std::size_t i = 0; i < needed.size(); ++i) repeatable.push_back(!at(i).once && !(rules.backward_once && i >= split));

@@ -28,8 +28,7 @@ inline std::size_t backward_start(const problem& p, const std::vector<operation_
     const auto at = std::lower_bound(needed.begin(), needed.end(), *said) - needed.begin();
     return std::min(static_cast<std::size_t>(at), needed.size() - 1);
   }
-  const auto memory = measure_order(p, needed).memory;
-  return static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+  return heaviest_position(p, needed);
 }
 
 }  // namespace remat::structure

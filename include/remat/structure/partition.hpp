@@ -216,7 +216,7 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
 }
 
 /// A run without the once-only operations that can run before or after all other operations of the run.
-inline std::vector<operation_id> without_once(const problem& p, std::vector<operation_id> run) {
+inline std::vector<operation_id> without_once_at_ends(const problem& p, std::vector<operation_id> run) {
   const auto has = [&](operation_id o) { return o != none && std::binary_search(run.begin(), run.end(), o); };
   const auto read_here = [&](value_id v) {
     const auto readers = p.consumers(v);
@@ -318,7 +318,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto backward_start = all.size() - 1;
   for (std::size_t i = 0; i <= chosen.size(); ++i) {
     const auto run = [&](std::size_t from, std::size_t to) {
-      return detail::without_once(
+      return detail::without_once_at_ends(
           p, {needed.begin() + static_cast<std::ptrdiff_t>(from), needed.begin() + static_cast<std::ptrdiff_t>(to)});
     };
     const bool first = i == 0, last = i == chosen.size();

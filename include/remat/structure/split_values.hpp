@@ -67,23 +67,16 @@ inline split_problem split_values(const problem& p, bytes_t most) {
     for (index_t k = 0; k < first[a + 1] - first[a]; ++k)
       all.push_back({static_cast<value_id>(first[a] + k), static_cast<value_id>(first[b] + k)});
   };
-  auto operations = p.operations();
-  for (auto& op : operations) {
+  auto x = p.parts();
+  x.values = std::move(parts);
+  for (auto& op : x.operations) {
     op.inputs = parts_of(op.inputs);
     op.outputs = parts_of(op.outputs);
     for (const auto& w : std::exchange(op.overwrites, {})) pairs_of(op.overwrites, w.output, w.input);
   }
-  std::vector<carry> next;
-  for (const auto& c : p.next()) pairs_of(next, c.target, c.source);
-  const auto beyond = p.links_beyond_copies();
-  result.problem = {p.name(),
-                    std::move(parts),
-                    std::move(operations),
-                    parts_of(p.targets()),
-                    p.copies(),
-                    p.backward_start(),
-                    {p.tiers(), {beyond.begin(), beyond.end()}},
-                    std::move(next)};
+  x.targets = parts_of(p.targets());
+  for (const auto& c : std::exchange(x.next, {})) pairs_of(x.next, c.target, c.source);
+  result.problem = problem(std::move(x));
   return result;
 }
 

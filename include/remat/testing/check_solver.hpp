@@ -177,7 +177,7 @@ std::vector<std::string> check_solver(const S& s, const solver_suite& o = {}) {
       told = true;
       return observed ? control::stop : control::go_on;
     });
-    if ((told || !observed) && r.elapsed > o.patience)
+    if (r.elapsed > o.patience + (told ? 0 : l.seconds))  // a solver that reports nothing has its time
       failures.push_back(std::string(s.name()) + (observed ? ": stopped by an observer" : ": without time") + ", it took " +
                          std::to_string(r.elapsed) + " s");
   }

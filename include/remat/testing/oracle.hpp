@@ -3,6 +3,8 @@
 /// Exhaustive search for the optimum of tiny problems. Shares no code with any solver.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -32,16 +34,16 @@ inline std::optional<double> exhaustive_optimum(const problem& p, bytes_t budget
   const auto nv = p.values().size();
   const auto& ops = p.operations();
   const auto bit = [](std::size_t i) { return set{1} << i; };
-  std::vector<set> inputs(ops.size(), 0), outputs(ops.size(), 0), once(ops.size(), 0);
-  std::size_t once_only = 0;
-  for (std::size_t o = 0; o < ops.size(); ++o) {
-    for (auto v : ops[o].inputs) inputs[o] |= bit(v);
-    for (auto v : ops[o].outputs) outputs[o] |= bit(v);
-    if (ops[o].once) once[o] = bit(40 + once_only++);
-  }
+  const auto once_only = std::count_if(ops.begin(), ops.end(), [](const operation& op) { return op.once; });
   if (nv > 40 || once_only > 24)
     throw bad_option("exhaustive_optimum: " + std::to_string(nv) + " values and " + std::to_string(once_only) +
                      " once-only operations, at most 40 and 24 are possible");
+  std::vector<set> inputs(ops.size(), 0), outputs(ops.size(), 0), once(ops.size(), 0);
+  for (std::size_t o = 0, next = 40; o < ops.size(); ++o) {
+    for (auto v : ops[o].inputs) inputs[o] |= bit(v);
+    for (auto v : ops[o].outputs) outputs[o] |= bit(v);
+    if (ops[o].once) once[o] = bit(next++);
+  }
   const auto bytes = [&](set s) {
     bytes_t sum = 0;
     for (std::size_t v = 0; v < nv; ++v)

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <remat/core/problem.hpp>
-#include <remat/core/schedule.hpp>
 #include <remat/tiers/tier_places.hpp>
 
 namespace remat::tiers {
@@ -21,7 +20,7 @@ namespace detail {
 /// source to the target that replaces it in the next step.
 class tier_path {
  public:
-  explicit tier_path(const problem& p) : p_(p), needed_(needed_operations(p)), tiers_(p.tiers().size()), way_(p) {}
+  explicit tier_path(const tier_facts& facts) : p_(facts.p), needed_(facts.needed), tiers_(p_.tiers().size()), way_(facts.way) {}
 
   /// @param from  a source, or `none` for all sources
   /// @param to    a target that an operation makes
@@ -75,23 +74,22 @@ class tier_path {
   static constexpr double never = -std::numeric_limits<double>::infinity();
 
   const problem& p_;
-  const std::vector<operation_id> needed_;
+  const std::vector<operation_id>& needed_;
   const std::size_t tiers_;
-  const copy_distances way_;
+  const copy_distances& way_;
 };
-
-}  // namespace detail
 
 /// A lower bound on the time of every schedule: the longest path of operations and copies to a target on the tier where it must
 /// end. For a cyclic problem, a bound on the period: the longest path from a source to the target that replaces it.
-/// @param p    a problem that is not plain
-/// @param stop polled between paths; true returns what is proven by then
-/// @param most at most so many targets are looked at, those that are made last
+/// Looks only at the 64 targets that are made last.
+/// @param facts of a problem that is not plain
+/// @param stop  polled between paths; true returns what is proven by then
 /// @return s
-/// Complexity: O((most + tiers^2) tiers (values + edges)).
-inline double path_bound(const problem& p, const std::function<bool()>& stop = {}, std::size_t most = 64) {
-  if (stop && stop()) return 0;
-  const detail::tier_path of(p);
+/// Complexity: O(tiers (values + edges)) for each path.
+inline double path_bound(const tier_facts& facts, const std::function<bool()>& stop = {}) {
+  constexpr std::size_t most = 64;
+  const auto& p = facts.p;
+  const tier_path of(facts);
   struct path {
     value_id from, to;
     tier_id there;
@@ -108,5 +106,7 @@ inline double path_bound(const problem& p, const std::function<bool()>& stop = {
     if (!(stop && stop())) longest = std::max(longest, of.seconds(x.from, x.to, x.there));
   return longest;
 }
+
+}  // namespace detail
 
 }  // namespace remat::tiers

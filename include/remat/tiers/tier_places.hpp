@@ -5,38 +5,17 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <map>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat::tiers {
 
 namespace detail {
-
-/// A set of tiers.
-class tier_set {
- public:
-  tier_set() = default;
-  explicit tier_set(std::span<const tier_id> tiers) {
-    for (auto t : tiers) add(t);
-  }
-  void add(tier_id t) { bits_ |= std::uint64_t{1} << t; }
-  bool has(tier_id t) const { return t < max_tiers && (bits_ >> t & 1) != 0; }
-  /// The set of this tier alone; of all tiers for `any_tier`.
-  static tier_set of(tier_id t) {
-    tier_set s;
-    s.bits_ = t == any_tier ? ~std::uint64_t{0} : std::uint64_t{1} << t;
-    return s;
-  }
-
- private:
-  std::uint64_t bits_ = 0;
-};
 
 /// Per value: the tier where it is made or starts. `any_tier` for a source if the problem leaves open where it starts.
 inline std::vector<tier_id> first_places(const problem& p) {
@@ -71,7 +50,7 @@ class bridge_links {
  private:
   bool reaches(tier_id from, tier_id to, std::size_t without) const {
     std::vector<tier_id> found = {from};
-    tier_set seen{found};
+    tier_set seen(from);
     for (std::size_t i = 0; i < found.size() && !seen.has(to); ++i)
       for (std::size_t l = 0; l < p_.links().size(); ++l) {
         const auto& link = p_.links()[l];
@@ -139,6 +118,28 @@ class copy_distances {
 
   std::size_t tiers_;
   std::vector<double> ways_;
+};
+
+/// The facts about a problem that several bounds need.
+struct tier_facts {
+  explicit tier_facts(const problem& all)
+      : p(all), needed(needed_operations(all)), of(find_places(all, needed)), way(all), narrow(all) {}
+
+  /// Indices into `p.links()`: the links that copy `v` in every schedule.
+  std::vector<std::size_t> links_passed(value_id v) {
+    std::vector<std::size_t> links;
+    if (of.made[v] == any_tier) return links;
+    for (auto t : of.wanted[v])
+      for (auto l : narrow.between(of.made[v], t))
+        if (std::find(links.begin(), links.end(), l) == links.end()) links.push_back(l);
+    return links;
+  }
+
+  const problem& p;
+  const std::vector<operation_id> needed;
+  const places of;
+  const copy_distances way;
+  bridge_links narrow;
 };
 
 }  // namespace detail

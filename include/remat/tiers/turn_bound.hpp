@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string>
@@ -14,7 +15,6 @@
 
 #include <remat/bound/retention_cut.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/core/schedule.hpp>
 #include <remat/tiers/tier_places.hpp>
 #include <remat/tiers/tiers_as_one.hpp>
 
@@ -22,23 +22,16 @@ namespace remat::tiers {
 
 namespace detail {
 
-/// The facts about a problem that `tier_turn` needs for every tier.
-struct step_parts {
-  explicit step_parts(const problem& all)
-      : p(all), needed(needed_operations(all)), of(find_places(all, needed)), way(all), narrow(all) {
-    for (value_id v = 0; v < p.values().size(); ++v) stay.push_back(p.is_source(v) ? tier_set::of(of.made[v]) : tier_set());
-    for (const auto& c : p.next()) stay[c.target] = std::exchange(stay[c.source], {});
-    for (auto o : needed)
-      for (const auto& x : p.operations()[o].overwrites) stay[x.input].add(p.operations()[o].on);  // it goes without a drop
-  }
-
-  const problem& p;
-  const std::vector<operation_id> needed;
-  const places of;
-  const copy_distances way;
-  mutable bridge_links narrow;
-  std::vector<tier_set> stay;  ///< by value: tiers on which a cyclic schedule need not drop it within a step
-};
+/// By value: the tiers on which a cyclic schedule need not drop it within a step.
+inline std::vector<tier_set> tiers_to_stay_on(const tier_facts& facts) {
+  const auto& p = facts.p;
+  std::vector<tier_set> stay;
+  for (value_id v = 0; v < p.values().size(); ++v) stay.push_back(p.is_source(v) ? tier_set(facts.of.made[v]) : tier_set());
+  for (const auto& c : p.next()) stay[c.target] = std::exchange(stay[c.source], {});
+  for (auto o : facts.needed)
+    for (const auto& x : p.operations()[o].overwrites) stay[x.input].add(p.operations()[o].on);  // it goes without a drop
+  return stay;
+}
 
 /// One turn of a tier: the time from one step of a cyclic schedule to the next, as this tier sees it. A turn begins when the tier
 /// has room for the values that come to it in this step, but not before the device begins the step.
@@ -46,18 +39,26 @@ struct step_parts {
 /// All values that come to the tier in this step arrive within the turn. Computations of the device end within it, and so do
 /// copies of values that stay neither on the tier nor on the device. For the device itself, all of its work also begins within
 /// the turn. A schedule that is not cyclic is one turn, from its begin until all targets are in place.
+///
+/// In a cyclic schedule, values of one step come to a tier after values of the step before have left it. So between two steps
+/// only the values that stay are on the tier. All work from the values that come to those that leave must fit into one period.
+/// This gives two bounds: the longest path, and for each queue the time of its work, the least time before, and the least time
+/// after it. In a schedule that is not cyclic, the same holds for all work.
 class tier_turn {
  public:
-  /// @param turn the tier; `any_tier`: the problem is not cyclic
-  tier_turn(const step_parts& parts, tier_id turn)
-      : p_(parts.p),
+  /// @param facts must outlive this
+  /// @param stay  `tiers_to_stay_on(facts)`; must outlive this
+  /// @param turn  the tier; `any_tier`: the problem is not cyclic
+  /// Complexity: O(tiers (values + edges)).
+  tier_turn(tier_facts& facts, const std::vector<tier_set>& stay, tier_id turn)
+      : facts_(facts),
+        p_(facts.p),
         turn_(turn),
         tiers_(p_.tiers().size()),
-        needed_(parts.needed),
-        of_(parts.of),
-        way_(parts.way),
-        stay_(parts.stay),
-        narrow_(parts.narrow),
+        needed_(facts.needed),
+        of_(facts.of),
+        way_(facts.way),
+        stay_(stay),
         before_(p_.values().size() * tiers_, never),
         after_(p_.values().size(), never),
         first_(p_.operations().size(), never),
@@ -69,14 +70,16 @@ class tier_turn {
 
   tier_id tier() const { return turn_; }
   /// A lower bound on the length of the turn, s.
-  double seconds() {
+  /// @param stop polled for each copy; true returns what is proven by then
+  /// Complexity: O(copies (values + edges) log(operations)).
+  double seconds(const std::function<bool()>& stop = {}) {
     double longest = 0;
     for (auto o : needed_) longest = std::max(longest, first_[o] + p_.operations()[o].seconds + last_[o]);
     std::map<std::string, std::vector<piece>> queues;
     std::vector<double> made(first_.size(), never);
     for (auto& c : copies_) {
       auto& x = c.when;
-      if (c.value_made && x.before != never) {
+      if (c.value_made && x.before != never && !(stop && stop())) {
         auto& when = made[p_.producer(c.value)];
         if (when == never) when = before(p_.producer(c.value));
         raise(x.before, when + way_(c.value, of_.made[c.value], p_.links()[c.link].from));
@@ -156,12 +159,7 @@ class tier_turn {
   void look() {
     for (value_id v = 0; v < of_.made.size(); ++v) {
       copies_of_.push_back(copies_.size());
-      if (of_.made[v] == any_tier) continue;
-      std::vector<std::size_t> links;
-      for (auto t : of_.wanted[v])
-        for (auto l : narrow_.between(of_.made[v], t))
-          if (std::find(links.begin(), links.end(), l) == links.end()) links.push_back(l);
-      for (auto l : links) {
+      for (auto l : facts_.links_passed(v)) {
         const auto& link = p_.links()[l];
         copies_.push_back(
             {v, l, !p_.is_source(v), {never, link.latency + static_cast<double>(p_.values()[v].bytes) / link.rate, never}});
@@ -221,7 +219,7 @@ class tier_turn {
   }
   /// True if the value of `c` can reach tier `to` only by this copy.
   bool leads_over(const copy& c, tier_id to) {
-    const auto& links = narrow_.between(of_.made[c.value], to);
+    const auto& links = facts_.narrow.between(of_.made[c.value], to);
     return std::find(links.begin(), links.end(), c.link) != links.end();
   }
   static void raise(double& x, double to) { x = std::max(x, to); }
@@ -274,6 +272,7 @@ class tier_turn {
     return longest;
   }
 
+  tier_facts& facts_;
   const problem& p_;
   const tier_id turn_;
   const std::size_t tiers_;
@@ -281,7 +280,6 @@ class tier_turn {
   const places& of_;
   const copy_distances& way_;
   const std::vector<tier_set>& stay_;
-  bridge_links& narrow_;
   std::vector<double> before_;          // by value and tier: earliest time there, s
   std::vector<double> after_;           // by value: least time to the end of the turn, s, from when and where it is made
   std::vector<double> first_, last_;    // by operation: least time before its begin, and after its end, s
@@ -298,21 +296,5 @@ inline std::vector<tier_id> turns_of(const problem& p) {
 }
 
 }  // namespace detail
-
-/// A lower bound on the time of every schedule, for cyclic schedules on the period: the longest turn of a tier (`tier_turn`).
-///
-/// In a cyclic schedule, values of one step come to a tier after values of the step before have left it. So between two steps
-/// only the values that stay are on the tier. All work from the values that come to those that leave must fit into one period.
-/// This gives two bounds: the longest path, and for each queue the time of its work, the least time before, and the least time
-/// after it. In a schedule that is not cyclic, the same holds for all work.
-/// @param p a problem that is not plain
-/// @return s
-/// Complexity: O(tiers (values + edges) values).
-inline double turn_bound(const problem& p) {
-  const detail::step_parts parts(p);
-  double longest = 0;
-  for (auto t : detail::turns_of(p)) longest = std::max(longest, detail::tier_turn(parts, t).seconds());
-  return longest;
-}
 
 }  // namespace remat::tiers

@@ -134,10 +134,10 @@ schedule fetch_once_schedule(const problem& p) {
 }
 
 problem without_sends(const problem& p) {
-  auto values = p.values();
-  for (value_id v = 0; v < values.size(); ++v)
-    values[v].movable = values[v].movable && (p.is_source(v) || values[v].ends != device_tier);
-  return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
+  auto x = p.parts();
+  for (value_id v = 0; v < x.values.size(); ++v)
+    x.values[v].movable = x.values[v].movable && (p.is_source(v) || x.values[v].ends != device_tier);
+  return problem(std::move(x));
 }
 
 std::shared_ptr<plan> lay_out_plan(const captured_step& s, const schedule& steps, bytes_t room, bool zones) {
