@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "../capture/kept_graph.hpp"
@@ -28,15 +27,16 @@ class finished_edges {
     static auto& only = *new finished_edges;
     return only;
   }
-  void add(const ::torch::autograd::edge_list& edges) {
+  using nodes = std::vector<const ::torch::autograd::Node*>;
+  /// @param to node per edge
+  void add(const nodes& to) {
     const std::lock_guard lock(mutex_);
-    for (const auto& e : edges)
-      if (e.is_valid()) ++to_[e.function.get()];
+    for (const auto* node : to) ++to_[node];
   }
-  void remove(const ::torch::autograd::edge_list& edges) {
+  void remove(const nodes& to) {
     const std::lock_guard lock(mutex_);
-    for (const auto& e : edges)
-      if (const auto at = to_.find(e.function.get()); at != to_.end() && --at->second == 0) to_.erase(at);
+    for (const auto* node : to)
+      if (const auto at = to_.find(node); --at->second == 0) to_.erase(at);
   }
   std::size_t to(const ::torch::autograd::Node* node) const {
     const std::lock_guard lock(mutex_);
@@ -55,9 +55,7 @@ class leaf_edges {
  public:
   /// @param of must outlive this object
   explicit leaf_edges(::torch::autograd::Node& of) : node_(of) {}
-  ~leaf_edges() {
-    if (finished_) finished_edges::all().remove(node_.next_edges());
-  }
+  ~leaf_edges() { finished_edges::all().remove(finished_); }
   leaf_edges(const leaf_edges&) = delete;
   leaf_edges& operator=(const leaf_edges&) = delete;
 
@@ -77,7 +75,10 @@ class leaf_edges {
   }
   /// No gradient comes through these edges any more.
   void finish() {
-    if (!std::exchange(finished_, true)) finished_edges::all().add(node_.next_edges());
+    if (!finished_.empty()) return;
+    for (const auto& e : node_.next_edges())
+      if (e.is_valid()) finished_.push_back(e.function.get());
+    finished_edges::all().add(finished_);
   }
   /// True if another graph leads to a leaf with several edges. Autograd does not add its gradient to the sum of the leaf's
   /// summands.
@@ -122,7 +123,7 @@ class leaf_edges {
  private:
   ::torch::autograd::Node& node_;
   std::vector<std::size_t> first_ = {0};
-  bool finished_ = false;
+  finished_edges::nodes finished_;  ///< autograd empties the edges of a node before it destroys it
 };
 
 }  // namespace remat::pytorch
