@@ -74,7 +74,11 @@ class Paths(Test):
             (g,) = torch.autograd.grad(leaf.square().sum() if new else leaf.tanh().sum(), leaf)
             return h * g
 
-        for act in (shorter, longer, other, kept, written, in_place, drawn, from_constants, inner_gradient):
+        def turned(model, h, new):  # recurrent layers with `batch_first` do so
+            h = h.mul(2).unsqueeze_(0).transpose_(1, 2).tanh().squeeze(0).t()
+            return h.relu() if new else h
+
+        for act in (shorter, longer, other, kept, written, in_place, drawn, from_constants, inner_gradient, turned):
             class Changes(Net):
                 def begin(self):
                     self.steps, self.kept = 0, None

@@ -75,7 +75,10 @@ class step_node final : public ::torch::autograd::Node {
   }
 
   std::string name() const override { return "RematStepBackward"; }
-  void release_variables() override { give_back(); }
+  void release_variables() override {
+    give_back();
+    edges_.finish();
+  }
 
  protected:
   static constexpr const char* as_it_is = "for this step use the module as it is (in Python within remat.of(model).paused())";

@@ -101,6 +101,13 @@ void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<
                     std::move(positions)});
 }
 
+void call_log::add_move(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
+                        std::vector<c10::IValue> results, const std::unordered_map<const c10::TensorImpl*, at::Tensor>& before) {
+  replace(before);
+  for (auto& v : arguments) detail::replace(v, before);
+  moves_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), {}});
+}
+
 std::string call_log::set_before(std::size_t call, const draw_origin& draws) {
   std::string put;
   if (draws.from == generator_origin::fixed) put = text_of(draws.state);
@@ -186,6 +193,8 @@ bool call_log::is_alone(const at::Tensor& t) const {
       });
     alone = alone && !(uses && graph);
   }
+  for (const auto& c : moves_)
+    for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, [&](const at::Tensor& x, int) { meet(x); });
   for (const auto& x : held_) meet(x);
   auto known = sharing.size();
   const auto count = [&](const c10::Storage& x) { known += x.unsafeGetStorageImpl() == s; };
@@ -208,9 +217,10 @@ bool call_log::is_any_touched() const {
 }
 
 void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by) {
-  for (auto& c : calls_)
-    for (auto* list : {&c.arguments, &c.results})
-      for (auto& v : *list) detail::replace(v, by);
+  for (auto* all : {&calls_, &moves_})
+    for (auto& c : *all)
+      for (auto* list : {&c.arguments, &c.results})
+        for (auto& v : *list) detail::replace(v, by);
   for (auto& t : held_)
     if (const auto other = by.find(t.unsafeGetTensorImpl()); other != by.end()) t = other->second;
 }
@@ -271,6 +281,7 @@ void call_log::fill() {
   }
   generator_.set(generator_.start());
   held_.clear();
+  moves_.clear();
   auto calls = std::exchange(calls_, {});
   for (auto& next : calls) {
     const auto c = std::move(next);  // frees what only this call holds
@@ -301,8 +312,9 @@ void call_log::fill(const std::vector<bool>& chosen) {
 std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() const {
   std::unordered_map<const c10::TensorImpl*, std::size_t> counts;
   const auto count = [&](const at::Tensor& t, int = -1) { ++counts[t.unsafeGetTensorImpl()]; };
-  for (const auto& c : calls_)
-    for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, count);
+  for (const auto* all : {&calls_, &moves_})
+    for (const auto& c : *all)
+      for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, count);
   for (const auto& t : held_) count(t);
   return counts;
 }

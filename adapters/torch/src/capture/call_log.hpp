@@ -79,6 +79,10 @@ class call_log {
   /// @param positions lists of positions that the plan has in place of masks
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
            const std::optional<draw_origin>& draws, bool done = false, std::vector<at::Tensor> positions = {});
+  /// Adds a call that only changes the geometry of tensors.
+  /// @param before per changed tensor: a tensor with its old geometry
+  void add_move(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
+                std::vector<c10::IValue> results, const std::unordered_map<const c10::TensorImpl*, at::Tensor>& before);
   /// Holds a tensor until `fill`, so that its address is not used again.
   void hold(const at::Tensor& t) { held_.push_back(t); }
   /// Hides the memory of a storage: until `fill`, reading it raises an error.
@@ -150,6 +154,8 @@ class call_log {
   still_generator& generator() { return generator_; }
   /// In the order of the calls, without calls that only change the geometry of a tensor.
   const std::vector<entry>& calls() const { return calls_; }
+  /// The calls that only change the geometry of tensors. Their arguments have the old geometry.
+  const std::vector<entry>& moves() const { return moves_; }
   bool filled() const { return filled_; }
   /// How many references the log has to each tensor.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
@@ -170,7 +176,7 @@ class call_log {
 
   still_generator generator_;
   std::vector<std::pair<std::size_t, std::string>> drawn_;  ///< calls that draw, and the states they draw from; empty: unknown
-  std::vector<entry> calls_;
+  std::vector<entry> calls_, moves_;
   std::vector<at::Tensor> held_;
   std::vector<c10::Storage> hidden_;
   struct saved_storage {

@@ -113,10 +113,13 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   auto arguments = values_from(stack, first);
   for (const auto& o : c.operands)
     for (auto k = o.raised; k > 0; --k) tensor_at(arguments, o).unsafeGetTensorImpl()->bump_version();
-  const bool moved = reshape(c, arguments);
+  const auto before = reshape(c, arguments);
   auto results = results_of(c, arguments);
   replace_from(stack, first, results);
-  if (!moved) log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
+  if (before.empty())
+    log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
+  else
+    log_->add_move(at_, op, std::move(arguments), std::move(results), before);
   ++at_;
 }
 

@@ -170,18 +170,18 @@ bool follower::keeps_read_memory(const std::vector<at::Tensor>& returned) const 
          });
 }
 
-bool follower::reshape(const traced_call& c, const std::vector<c10::IValue>& arguments) {
-  bool any = false;
+std::unordered_map<const c10::TensorImpl*, at::Tensor> follower::reshape(const traced_call& c,
+                                                                         const std::vector<c10::IValue>& arguments) {
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> before;
   for (const auto& r : c.results)
     for (const auto& o : c.operands) {
       if (o.tensor != r.tensor || same_place(o.view, r.view)) continue;
       const auto& t = tensor_at(arguments, o);
-      if (log_) log_->replace({{t.unsafeGetTensorImpl(), another(t)}});
+      before.emplace(t.unsafeGetTensorImpl(), another(t));
       t.unsafeGetTensorImpl()->set_sizes_and_strides(r.view.sizes, r.view.strides,
                                                      (r.view.offset + shift_[r.view.value]) / static_cast<bytes_t>(t.itemsize()));
-      any = true;
     }
-  return any;
+  return before;
 }
 
 std::vector<c10::IValue> follower::results_of(const traced_call& c, const std::vector<c10::IValue>& arguments) {

@@ -172,8 +172,8 @@ class follower final : public c10::DebugInfoBase {
   bool has_same_outside(const candidate& other) const;
 
   /// Gives operands the geometry that the call gives them (`transpose_`).
-  /// @return true if the call does so, and nothing else
-  bool reshape(const traced_call& c, const std::vector<c10::IValue>& arguments);
+  /// @return per changed tensor: a tensor with its old geometry; empty: the call does something else
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> reshape(const traced_call& c, const std::vector<c10::IValue>& arguments);
   static bool same_place(const byte_view& a, const byte_view& b) {
     return a.sizes == b.sizes && a.strides == b.strides && a.offset == b.offset;
   }

@@ -309,15 +309,28 @@ std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& 
     s = std::make_unique<state>(std::move(lock), what, common, inputs);
     s->r.of_step(*log);
     s->r.show_generator();  // the module may have read the state
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      const auto& c = calls[i];
-      if (c.call != i) throw cannot_capture("a tensor got another geometry");
+    const auto repeat = [&](const call_log::entry& c) {
       if (!c.state.empty()) generator.set(c.state);
       const at::AutoGradMode mode(c.grad_mode);
       auto stack = c.arguments;
-      s->r.run(c.op, stack, {&c.results, &recorded.calls[i], &c.positions});
+      s->r.run(c.op, stack, {&c.results, &recorded.calls[c.call], &c.positions});
+    };
+    auto move = log->moves().begin();
+    const auto repeat_moves = [&](std::size_t until) {
+      for (; move != log->moves().end() && move->call < until; ++move) {
+        const auto& c = recorded.calls[move->call];
+        for (const auto& r : c.results)
+          for (const auto& o : c.operands)
+            if (o.tensor == r.tensor) s->r.moves(tensor_at(move->arguments, o), tensor_at(move->results, r));
+        repeat(*move);
+      }
+    };
+    for (const auto& c : calls) {
+      repeat_moves(c.call);
+      repeat(c);
     }
-    if (!s->r.has_recorded(recorded, calls.size())) throw cannot_capture("other calls than before");
+    repeat_moves(none);
+    if (!s->r.has_recorded(recorded, calls.size() + log->moves().size())) throw cannot_capture("other calls than before");
     if (moved) generator.set(now);
   } catch (const std::exception&) {
     s.reset();

@@ -135,6 +135,11 @@ std::size_t recorder::id_of(const at::Tensor& t) {
   return known->second;
 }
 
+void recorder::moves(const at::Tensor& from, const at::Tensor& to) {
+  const auto id = id_of(from);
+  if (ids_.emplace(to.unsafeGetTensorImpl(), id).second) met_[id] = to.getIntrusivePtr();
+}
+
 trace recorder::finish() {
   trace_.after_backward = draws_->left_behind();
   for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));

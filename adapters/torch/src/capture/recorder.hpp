@@ -157,6 +157,9 @@ class recorder {
 
   /// The number of a tensor of the step.
   std::size_t id_of(const at::Tensor& t);
+  /// A call that is about to be repeated changes the geometry of a tensor.
+  /// @param from with the old geometry
+  void moves(const at::Tensor& from, const at::Tensor& to);
   /// Sets the number of inputs of the forward.
   void set_inputs(std::size_t n) { inputs_ = n; }
   /// Adds an argument of the forward itself, not a stand-in.
