@@ -14,7 +14,10 @@ sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def _end() -> None:
     """Ends searches beside the steps before the interpreter ends."""
     for session in list(sessions):
-        session.close()
+        try:
+            session.close()
+        except Exception:  # nobody is left to tell; the other sessions must end, too
+            pass
 
 
 def free_unreferenced_models() -> None:

@@ -324,8 +324,9 @@ class Session:
 
     def close(self) -> None:
         """Ends planning; the model then runs plain. `unwrap` also removes everything that `wrap` put into it."""
-        if self._open and self._options.steps_on is not None:
-            _host.leave(self._source.model())
+        model = self._source._model()
+        if self._open and self._options.steps_on is not None and model is not None:
+            _host.leave(model)
         self._open = False
         self._made = None
 
