@@ -170,7 +170,7 @@ def _getstate(self: Any) -> Any:
     state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
     if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
         return state
-    state = {name: value for name, value in state.items() if name not in (SLOT, "forward", *_OWN)}
+    state = {name: value for name, value in state.items() if name not in (SLOT, *_live.METHODS)}
     if self.__dict__[SLOT]._original is not None:
         state["forward"] = self.__dict__[SLOT]._original
     return state
