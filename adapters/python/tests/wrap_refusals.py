@@ -242,7 +242,7 @@ class Refusals(unittest.TestCase):
                 remat.wrap(Chain(), budget=text)
 
     def test_part_for_another_version_of_torch(self):
-        """If the extension was built for another torch, the error is one sentence. The planner still works."""
+        """If the extension cannot be loaded, the error tells what the loader says. The planner still works."""
         there = pathlib.Path(remat.__file__).parent
         with tempfile.TemporaryDirectory() as folder:
             package = pathlib.Path(folder) / "remat"
@@ -256,7 +256,8 @@ class Refusals(unittest.TestCase):
             done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True)
         planner, said = done.stdout.splitlines()
         self.assertEqual(planner, "True")
-        self.assertIn(f"another version than torch {torch.__version__}", said)
+        self.assertIn(f"beside torch {torch.__version__}: ", said)
+        self.assertIn("file too short", said)  # what the loader says
 
     def test_optimizer(self):
         """The budget counts the states of an optimizer for parameters of this model, also states that its first step will allocate."""
