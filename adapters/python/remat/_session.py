@@ -280,7 +280,8 @@ class Session:
 
         `budget`, `planned`, `arena` and `held` are figures of the plan used last. `peak` is measured on the device of the model, and `host` is the peak on
         the host; both since `reset_peak`, or since weights moved to files. `disk`, `weights` and `gradients` are reserved on the disk: for activations, for
-        weights, for gradients. `to_disk` and `from_disk` are copied in each step. `fetched` are the weights that a plan fetches in each step."""
+        weights, for gradients. `to_disk` and `from_disk` are copied in each step. `fetched` are the weights that a plan fetches in each step. On the device of
+        the model, `live` are the bytes of tensors now, `reserved` the bytes that its allocator has taken, and `workspaces` those that libraries keep."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._gradients is None else self._gradients.disk.reserved}
 
