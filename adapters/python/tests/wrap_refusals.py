@@ -23,6 +23,15 @@ from compare import check, copied, same, trained
 from wrapping import Chain, inputs
 
 
+class _Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.sparse.mm(self.layer(x).to_sparse(), self.layer.weight)
+
+
 class Refusals(unittest.TestCase):
     """Refusals of replayed forwards (follow=False) name the place and a remedy. For followed forwards see follow_calls.py."""
 
@@ -174,6 +183,9 @@ class Refusals(unittest.TestCase):
             with self.assertRaises(remat.Refused) if choice == "error" else contextlib.nullcontext():
                 m(x[:9]).sum().backward()
             m(x).sum().backward()
+            m = remat.wrap(_Sparse(), on_new_shape=choice)
+            for k in (4, 8, 4):  # never planned
+                self.assertEqual(m(torch.randn(k, 4)).shape, (k, 4))
 
     def test_hooks_inside_are_told(self):
         m = remat.wrap(Chain(), follow=False)

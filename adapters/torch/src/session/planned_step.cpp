@@ -136,8 +136,8 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     return call.forward(inputs);
   }
   warm_up(inputs, lock);
-  if ((options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error) && !used.empty() &&
-      !used.count(key_of(call, inputs))) {
+  const bool only_known = options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error;
+  if (only_known && !captured_steps.empty() && !used.count(key_of(call, inputs))) {
     if (options.new_shapes == new_shape::error)
       throw unexpected_inputs("wrapped for " + captured_steps.begin()->second->inputs + ", called with " + describe(inputs) +
                               " (or in another mode); wrap_options::new_shapes forbids a new plan");
