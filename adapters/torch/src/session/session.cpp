@@ -58,7 +58,7 @@ session::session(std::shared_ptr<model> trained, wrap_options options)
   detail::set_unbind(&state::unbind_idle);
   state::all().add(state_);
 }
-session::~session() = default;
+session::~session() { state_->worker.end(); }  // steps that are alive keep the state
 
 std::vector<at::Tensor> session::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
                                          std::shared_ptr<void>* note) {
