@@ -178,7 +178,7 @@ std::shared_ptr<captured_step> session::state::make_variant(const captured_step&
   a->edges = s.edges;
   a->sums = s.sums;
   a->forward = s.forward;
-  a->inputs += what;
+  a->variant = what;
   a->step = std::make_shared<const program>(std::move(step));
   a->bound = bound_to(*a, s.bound->of, s.bound->slots.followed_by(a->step));
   complete(*a);
@@ -189,7 +189,7 @@ std::shared_ptr<captured_step> session::state::in_summands(const captured_step& 
   release();
   auto parts = detail::in_summands(*s.sums);
   auto a = step_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
-  a->inputs += ", gradients in summands";
+  a->variant = ", gradients in summands";
   a->plain_peak = s.plain_peak;
   a->more_of = std::move(parts.inputs);
   a->sums = nullptr;

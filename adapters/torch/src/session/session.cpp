@@ -185,7 +185,7 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   }
   r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
   r.fallback = p.fallback;
-  r.planned_for = s.inputs;
+  r.planned_for = s.described();
   r.status = p.found.status;
   auto least = run.needed_bytes();
   for (const auto& [available, other] : s.plans) least = std::min(least, other->run->needed_bytes());
