@@ -162,7 +162,6 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   r.in_place = run.in_place_bytes();
   r.fetched = run.fetched_bytes();
   r.store_all = bytes_in_flight(p.zones ? *s.all_in_flight->run : *s.store_all->run, r.in_flight);
-  r.planned_peak = p.found.peak;
   r.plain_peak = s.plain_peak;
   const auto workspaces = s.profiles.workspace();
   r.workspace = workspaces.empty() ? 0 : *std::max_element(workspaces.begin(), workspaces.end());
@@ -195,20 +194,14 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   return r;
 }
 
-const problem& session::planning_problem() const {
-  if (!state_->last_setup) throw error("no step has been planned yet");
-  const auto& s = *state_->last_setup;
-  return state_->last_plan == s.store_all ? s.in_place : s.p;
-}
-std::vector<std::string> session::planned_lines() const {
-  std::vector<std::string> lines;
-  if (!state_->last_setup) return lines;
-  for (const auto& n : state_->last_setup->step->nodes) lines.push_back(n.line);
-  return lines;
-}
-const schedule& session::planned_schedule() const {
-  if (!state_->last_plan) throw error("no step has been planned yet");
-  return state_->last_plan->steps;
+step_plan session::planned() const {
+  std::lock_guard lock(state_->mutex);
+  const auto& x = *state_;
+  if (!x.last_plan) throw error("no step has been planned yet");
+  const auto& s = *x.last_setup;
+  step_plan found{x.report(s, *x.last_plan), x.last_plan == s.store_all ? s.in_place : s.p, x.last_plan->steps, {}};
+  for (const auto& n : s.step->nodes) found.lines.push_back(n.line);
+  return found;
 }
 
 }  // namespace remat::pytorch
