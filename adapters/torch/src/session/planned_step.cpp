@@ -146,9 +146,9 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   }
   auto& block = autocast_block::of_thread();
   const auto on = device_of_call(inputs).type();
-  if (block.has(this, on)) warn_of_casts();
+  if (block.has(number, on)) warn_of_casts();
   const auto ended = [&](std::vector<at::Tensor> outputs) {
-    block.add(this, on);
+    block.add(number, on);
     return outputs;
   };
   if (options.follow) {

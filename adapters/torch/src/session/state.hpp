@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -302,6 +303,8 @@ struct session::state : std::enable_shared_from_this<state> {
 
   pytorch::report report(const captured_step& s, const plan& p) const;
 
+  static inline std::atomic<std::uint64_t> sessions_ = 0;  ///< count of sessions of the process
+  const std::uint64_t number = sessions_++;
   std::shared_ptr<model> trained;
   wrap_options options;
   owned_mutex mutex;
