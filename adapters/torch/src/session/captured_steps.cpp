@@ -131,7 +131,10 @@ void session::state::keep(const std::string& name, const std::shared_ptr<capture
     const auto oldest = std::min_element(captured_steps.begin(), captured_steps.end(),
                                          [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
     forget(oldest->second);
+    const auto outputs = oldest->second->outputs;
     captured_steps.erase(oldest);
+    constexpr long here_and_in_the_list = 2;
+    if (outputs.use_count() == here_and_in_the_list) std::erase_if(used, [&](const auto& x) { return x.second == outputs; });
   }
 }
 
