@@ -112,13 +112,16 @@ inline at::Tensor byte_tensor(const content& bytes) {
   return t;
 }
 
-/// A copy of a constant as a tensor, with its flags.
-inline at::Tensor constant_tensor(const program& step, index_t slot) {
-  const auto& s = step.slots[slot];
-  const auto copy = byte_tensor(step.constants[s.position]).to(s.type.device);
-  auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg}, copy.storage());
+/// A constant over this memory, with its flags.
+inline at::Tensor constant_over(const c10::Storage& memory, const slot& s) {
+  auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg}, memory);
   if (s.number) t.unsafeGetTensorImpl()->set_wrapped_number(true);
   return t;
+}
+/// A copy of a constant as a tensor.
+inline at::Tensor constant_tensor(const program& step, index_t slot) {
+  const auto& s = step.slots[slot];
+  return constant_over(byte_tensor(step.constants[s.position]).to(s.type.device).storage(), s);
 }
 
 /// The device of a step. Numbers may lie on the host nevertheless.
@@ -151,6 +154,11 @@ void put_tensor(std::vector<c10::IValue>& values, const Place& o, at::Tensor t) 
     v.toList().set(static_cast<std::size_t>(o.element), c10::IValue(std::move(t)));
 }
 
+/// True if a recomputation of the call leaves this argument out.
+inline bool only_first(const call& c, int argument) {
+  return std::find(c.first_run_only.begin(), c.first_run_only.end(), argument) != c.first_run_only.end();
+}
+
 /// The arguments of a call.
 /// @param again  the call is a recomputation
 /// @param tensor returns the tensor of a view
@@ -159,8 +167,7 @@ std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
   auto stack = c.arguments;
   own_lists(stack);
   for (const auto& o : c.operands)
-    if (!again || std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) == c.first_run_only.end())
-      put_tensor(stack, o, tensor(o.view));
+    if (!again || !only_first(c, o.at)) put_tensor(stack, o, tensor(o.view));
   return stack;
 }
 
