@@ -175,10 +175,11 @@ int run(const arguments& a) {
     if (step % 10 == 0 || last) std::printf("step %3d  loss %.4f\n", step, last_loss);
   }
 
-  const auto r = wrapped->report();
+  const auto plan = wrapped->session().planned();
+  const auto& r = plan.report;
   const auto eager_seconds = median(eager.seconds), seconds = median(planned.seconds);
   const auto store_all_peak = r.held() + r.store_all;
-  const auto operations = wrapped->session().planning_problem().operations().size();
+  const auto operations = plan.problem.operations().size();
   const auto row = [](const char* name, const std::string& text) { std::printf("%-22s %s\n", name, text.c_str()); };
   const auto size = [](remat::bytes_t b) { return remat::format_bytes(b) + " (" + std::to_string(b) + " bytes)"; };
   const auto number = [](const char* format, auto... x) {
@@ -204,7 +205,7 @@ int run(const arguments& a) {
   row("losses", number("%.4f to %.4f, largest difference %g", first_loss, last_loss, loss_difference));
   row("gradients", number("largest difference %g%s", gradient_difference, bitwise ? ", equal bit by bit at every step" : ""));
 
-  const auto timeline = remat::trace(wrapped->session().planning_problem(), wrapped->session().planned_schedule()).memory;
+  const auto timeline = remat::trace(plan.problem, plan.schedule).memory;
   eager.memory.label = "plain model, measured";
   planned.memory.label = "wrapped, measured";
   const remat::timeline_style style{.title = "Memory of a training step: planned inside the budget, and measured",
@@ -238,7 +239,7 @@ int run(const arguments& a) {
                                          {"bitwise", bitwise},
                                          {"unplanned_allocations", r.unplanned}};
   remat::write_file(a.folder + "/result.json", result.dump(2) + "\n");
-  remat::write_problem(a.folder + "/problem.json", wrapped->session().planning_problem());  // for the program `remat`
+  remat::write_problem(a.folder + "/problem.json", plan.problem);  // for the program `remat`
   std::printf("\nwritten to %s: result.json, memory.svg, problem.json\n", a.folder.c_str());
   return bitwise && planned.peak <= r.budget ? 0 : 1;
 }

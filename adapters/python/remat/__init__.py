@@ -54,8 +54,8 @@ def __getattr__(name: str) -> Any:
             raise
         import torch
 
-        raise ImportError(f"remat's part for PyTorch cannot be loaded: it was built for another version than torch {torch.__version__}; "
-                          f"install remat again beside this one ({str(e).splitlines()[0]})", name=e.name, path=e.path) from e
+        raise ImportError(f"remat's part for PyTorch cannot be loaded beside torch {torch.__version__}: {str(e).splitlines()[0]}. "
+                          "It is built for one version of torch: install remat again beside this one", name=e.name, path=e.path) from e
     globals()[name] = found
     return found
 

@@ -69,7 +69,3 @@ class NoSpace(Error, RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reason, self.folder, self.needed, self.available)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came before the search had found a schedule."""

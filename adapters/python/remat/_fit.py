@@ -16,7 +16,7 @@ from . import _core, _options, _tree
 from ._cards import Card, card_for, optimizer_bytes
 from ._errors import OverBudget
 from ._plan import Roofline, check_model, parts_of, prepared
-from ._report import write_whole
+from ._report import extra_time, write_whole
 from ._session import Session
 from ._wrap_options import Options
 
@@ -139,7 +139,7 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     wanted = sorted({*_EXTRAS, float(extra)} - {0.0})
     found, _ = session._run.curve("automatic", {}, 2 * _SHORT, 0.005, 0, 16)
     beyond = sizes["held"] - sizes["problem_held"]
-    known = [(p["peak"] + beyond, p["seconds"] / plain["plain_seconds"] - 1) for p in found if p["seconds"] is not None]
+    known = [(p["peak"] + beyond, extra_time(p["seconds"], plain["plain_seconds"])) for p in found if p["seconds"] is not None]
     for share in wanted:
         points.append(_cheapest(share, known, points[-1], smallest, planned))
     fitting = [p for p in points if p.peak <= available]
@@ -223,7 +223,7 @@ def _planned(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, l
     except OverBudget:
         return None
     plan = session.plan
-    return FitPoint(name, plan["peak"], plan["seconds"] / plan["plain_seconds"] - 1, plan["recomputed"])
+    return FitPoint(name, plan.peak, plan.extra, plan.recomputed)
 
 
 def _smallest(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, plain: Mapping[str, Any]) -> tuple[int, int]:

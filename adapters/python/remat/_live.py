@@ -7,6 +7,8 @@ import types
 import weakref
 from typing import Any
 
+#: Names of the methods that `wrap` puts into a model.
+METHODS = ("forward", "_replicate_for_data_parallel", "__getstate__")
 sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -14,7 +16,10 @@ sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def _end() -> None:
     """Ends searches beside the steps before the interpreter ends."""
     for session in list(sessions):
-        session.close()
+        try:
+            session.close()
+        except Exception:  # nobody is left to tell; the other sessions must end, too
+            pass
 
 
 def free_unreferenced_models() -> None:
@@ -22,11 +27,14 @@ def free_unreferenced_models() -> None:
     would stay until Python's next garbage collection, beside the next model of a search over many models."""
     probe = object()
     held_here = sys.getrefcount(probe)
+    probes = {"": object()}
+    held_in_dict = sys.getrefcount(probes[""])
     for session in list(sessions):
         model = session._source._model()
         if model is None:
             continue
-        own = [name for name, value in model.__dict__.items() if isinstance(value, types.MethodType) and value.__self__ is model]
-        if sys.getrefcount(model) == held_here + len(own):
+        members = model.__dict__
+        own = [name for name in METHODS if isinstance(members.get(name), types.MethodType) and members[name].__self__ is model]
+        if sys.getrefcount(model) == held_here + len(own) and all(sys.getrefcount(members[name]) == held_in_dict for name in own):
             for name in own:
-                del model.__dict__[name]
+                del members[name]

@@ -13,7 +13,7 @@ import torch
 
 from . import _core, _options
 from ._errors import Refused
-from ._report import MOST_POINTS, Plan
+from ._report import MOST_POINTS, Plan, extra_time
 from ._session import SLOT, Session
 from ._wrap_options import Options
 
@@ -87,7 +87,7 @@ class Curve:
             import matplotlib.pyplot
 
             axes = matplotlib.pyplot.subplots()[1]
-        found = sorted((p["peak"], 100 * (p["seconds"] / self.plain_seconds - 1)) for p in self.points if p["seconds"] is not None)
+        found = sorted((p["peak"], 100 * extra_time(p["seconds"], self.plain_seconds)) for p in self.points if p["seconds"] is not None)
         axes.step([x for x, _ in found], [y for _, y in found], where="post")
         axes.set_xlabel("budget [bytes]")
         axes.set_ylabel("extra time [%]")

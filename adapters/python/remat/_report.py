@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from ._torch import PlannedStep
 
 
+def extra_time(seconds: float, plain_seconds: float) -> float:
+    """Extra time as a share: 0.1 is 10 % slower than without recomputation."""
+    return seconds / plain_seconds - 1 if plain_seconds > 0 else 0.0
+
+
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Plan(Mapping[str, Any]):
     """The plan of a training step. Its figures are attributes, and items as in a dictionary: `plan.peak` is `plan["peak"]`.
@@ -65,7 +70,7 @@ class Plan(Mapping[str, Any]):
     @property
     def extra(self) -> float:
         """Extra time as a share: 0.1 is 10 % slower than without recomputation."""
-        return self.seconds / self.plain_seconds - 1 if self.plain_seconds > 0 else 0.0
+        return extra_time(self.seconds, self.plain_seconds)
 
     def __repr__(self) -> str:
         return f"<remat.Plan {self.status}: {_core.format_bytes(self.peak)}, {100 * self.extra:.3g} % extra time>"

@@ -42,7 +42,6 @@ class Session:
         self._options = options
         self._open = True
         self._paused: collections.Counter[int] = collections.Counter()  # per thread: depth of `paused` contexts
-        self._refused: set[Any] = set()
         self._unplanned: collections.Counter[Any] = collections.Counter()  # per kind of call: number of calls in a row without a plan
         self._warned: set[str] = set()
         self._looked = False  # has searched for modules that no plan can hold
@@ -125,23 +124,23 @@ class Session:
             return plain(*args, **kwargs)
         if self._options.followed():
             return self._follow(model, plain, args, kwargs)
-        key = None
         try:
             inputs, form, text = _tree.flatten((args, kwargs), "arguments")
             if self._options.steps_on is not None:
                 inputs = _host.to_device(inputs, self._options.steps_on)
             key = (text, tuple((t.shape, t.dtype) for t in inputs))
-            if key in self._refused:
-                return plain(*args, **kwargs)
-            refuse_transforms()
-            result = self._step(model, plain, inputs, form, text)
-        except Refused as e:
-            if self._options.on_refuse == "raise":
-                raise
-            self._refused.add(key)
-            log.warning("this call is not planned: %s", e)
-            return plain(*args, **kwargs)
-        return result
+            refuse_unplanned(inputs)
+        except Refused as why:
+            return self._run_unplanned(why, plain, args, kwargs)
+        if self._is_due(key):
+            try:
+                return self._step(model, plain, inputs, form, text, key)
+            except Refused as why:
+                if self._options.on_refuse == "raise":
+                    raise
+                self._warn_unplanned(why)
+        self._unplanned[key] += 1
+        return plain(*args, **kwargs)
 
     def _follow(self, model: torch.nn.Module, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         """Runs a step in which the model's own code runs."""
@@ -157,12 +156,8 @@ class Session:
                 _live.free_unreferenced_models()
                 self._looked = True
         except Refused as why:
-            if self._options.on_refuse == "raise":
-                raise
-            self._warn_unplanned(why)
-            return plain(*args, **kwargs)
-        tries = self._unplanned[kind]
-        if tries & (tries + 1) == 0:  # exponential backoff: tries after 0, 1, 3, 7, ... calls without a plan
+            return self._run_unplanned(why, plain, args, kwargs)
+        if self._is_due(kind):
             try:
                 self._run.forward(step, step.text, step.inputs, None)
                 del self._unplanned[kind]
@@ -180,12 +175,23 @@ class Session:
         self._unplanned[kind] += 1
         return plain(*args, **kwargs)
 
+    def _is_due(self, kind: Any) -> bool:
+        """True if a call should be planned. Exponential backoff: it should after 0, 1, 3, 7, ... calls of this kind without a plan."""
+        calls = self._unplanned[kind]
+        return calls & (calls + 1) == 0
+
+    def _run_unplanned(self, why: Refused, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
+        if self._options.on_refuse == "raise":
+            raise why
+        self._warn_unplanned(why)
+        return plain(*args, **kwargs)
+
     def _warn_unplanned(self, why: Refused) -> None:
         if str(why) not in self._warned:
             self._warned.add(str(why))
             log.warning("this call is not planned: %s", why)
 
-    def _step(self, model: torch.nn.Module, plain: Any, inputs: list[torch.Tensor], form: Any, text: str) -> Any:
+    def _step(self, model: torch.nn.Module, plain: Any, inputs: list[torch.Tensor], form: Any, text: str, kind: Any) -> Any:
         note, attempt = Note(), Attempt()
         before = None
         for _ in range(2):
@@ -206,11 +212,13 @@ class Session:
                     raise
                 args, kwargs = _tree.unflatten(form, iter(inputs))
                 result = plain(*args, **kwargs)  # an error of the model itself is raised here, with its effects until then
-                refusal = f"the forward raises {type(e).__name__} when it is captured: {e}"
+                refused = Refused(f"the forward raises {type(e).__name__} when it is captured: {e}", source=attempt.where)
                 if self._options.on_refuse == "raise" and before is None:  # with `before`, it is a first call that fills in caches
-                    raise Refused(refusal, source=attempt.where) from e
-                log.warning("this call is not planned: %s", refusal)
+                    raise refused from e
+                self._warn_unplanned(refused)
+                self._unplanned[kind] += 1
                 return result
+            del self._unplanned[kind]
             return _tree.unflatten(used.form, iter(outputs))
         self._undo(before)
         weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), cast(Any, model)), torch.Tensor)
@@ -273,7 +281,8 @@ class Session:
         `budget`, `planned`, `arena` and `held` are figures of the plan used last. `unplanned` is the most that an operator has taken outside of that plan.
         `peak` is measured on the device of the model, and `host` is the peak on the host; both since `reset_peak`, or since weights moved to files. `disk`,
         `weights` and `gradients` are reserved on the disk: for activations, for weights, for gradients. `to_disk` and `from_disk` are copied in each step.
-        `fetched` are the weights that a plan fetches in each step."""
+        `fetched` are the weights that a plan fetches in each step. On the device of the model, `live` are the bytes of tensors now, `reserved` the bytes
+        that its allocator has taken, and `workspaces` those that libraries keep."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._gradients is None else self._gradients.disk.reserved}
 
@@ -291,17 +300,30 @@ class Session:
         """
         self._check_open()
         options = dataclasses.replace(self._options, budget=budget, activation_budget=activation_budget).check()
-        self._set_options(options)
+        with self._trying(options):
+            pass
 
-    def _set_options(self, options: Options) -> None:
-        old, self._options = self._options, options
-        if self._open and old.steps_on is not None and options.steps_on is None:
-            _host.leave(self._source.model())
-        if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
-            self._made = None
-        elif self._made is not None and options.limit() != old.limit():
-            self._made.set_budget(*options.limit())
-        self._open = True
+    @contextlib.contextmanager
+    def _trying(self, options: Options) -> Iterator[None]:
+        """A context in which these options hold, and the session is open. They stay, unless the context ends with an exception."""
+        old, before = self._options, (self._options, self._made, self._source, self._open)
+        model = self._source.model()
+        try:
+            if self._open and old.steps_on is not None and options.steps_on is None:
+                _host.leave(model)
+            self._options, self._open = options, True
+            self._unplanned.clear()
+            if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
+                self._made = None
+            elif self._made is not None and options.limit() != old.limit():
+                self._made.set_budget(*options.limit())
+            yield
+        except BaseException:
+            self._options, self._made, self._source, self._open = before
+            if self._made is not None:
+                self._made.set_budget(*old.limit())
+            self._place_weights(model)
+            raise
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -314,7 +336,7 @@ class Session:
 
     def invalidate(self) -> None:
         """Drops all plans. For a model that has changed in a way that is invisible from outside."""
-        self._refused.clear()
+        self._unplanned.clear()
         if self._made is not None:
             self._made.invalidate()
 
@@ -325,8 +347,9 @@ class Session:
 
     def close(self) -> None:
         """Ends planning; the model then runs plain. `unwrap` also removes everything that `wrap` put into it."""
-        if self._open and self._options.steps_on is not None:
-            _host.leave(self._source.model())
+        model = self._source._model()
+        if self._open and self._options.steps_on is not None and model is not None:
+            _host.leave(model)
         self._open = False
         self._made = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import random
 import types
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 
@@ -20,7 +20,7 @@ from ._tree import attributes, constant
 #: Names in `Module.__dict__` that are no attributes of the user: names of PyTorch, hooks included, of this package and of trainers.
 _OTHERS = frozenset(set(torch.nn.Module().__dict__) - {"training"} | {"_remat", "_trainer", "_fabric"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CONTAINERS = (list, dict, set, collections.OrderedDict)
+_CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _DEPTH = 6
 
 
@@ -53,12 +53,27 @@ def told(model: torch.nn.Module) -> dict[str, Any]:
     return found
 
 
+def _containers(values: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Lists the containers among `values`, and in each other, with copies of them."""
+    found: dict[int, tuple[Any, Any]] = {}
+    left = list(values)
+    while left:
+        value = left.pop()
+        known = type(value) in _CONTAINERS
+        if id(value) not in found and (known or isinstance(value, tuple)):
+            found[id(value)] = value, value.copy() if known else None
+            left.extend(value.values() if isinstance(value, dict) else value)
+    return [pair for pair in found.values() if pair[1] is not None]
+
+
 class Snapshot:
-    """The attributes of all modules of a model, and the states of the generators of Python and numpy."""
+    """The attributes of all modules of a model, with the contents of containers, and the states of the generators of Python and numpy."""
 
     def __init__(self, model: torch.nn.Module):
-        self._held = [(m.__dict__, {k: (v, v.copy() if type(v) in _CONTAINERS else v) for k, v in m.__dict__.items()}) for m in model.modules()]
-        self._generators = [g for held, _ in self._held for v in held.values() if (g := _generator(v))]
+        self._held = [(m.__dict__, m.__dict__.copy()) for m in model.modules()]
+        values = [v for held, _ in self._held for v in held.values()]
+        self._containers = _containers(values)
+        self._generators = [g for v in values if (g := _generator(v))]
         self._python = random.getstate()
         self._numpy: Any = numpy_random and numpy_random.get_state()
 
@@ -74,11 +89,10 @@ class Snapshot:
         for held, values in self._held:
             for name in [n for n in held if n not in values]:
                 del held[name]
-            for name, (value, contents) in values.items():
-                held[name] = value
-                if type(value) in _CONTAINERS:
-                    value.clear()
-                    value.extend(contents) if type(value) is list else value.update(contents)
+            held.update(values)
+        for container, contents in self._containers:
+            container.clear()
+            container.extend(contents) if isinstance(container, (list, collections.deque)) else container.update(contents)
         random.setstate(self._python)
         if numpy_random:
             numpy_random.set_state(self._numpy)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import sys
 import types
 import weakref
-from typing import Any, Literal, Mapping, TypeVar
+from typing import Any, Iterator, Literal, Mapping, TypeVar
 
 import torch
 
@@ -50,7 +51,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     device: as `device` of `remat.Offload`: `remat.wrap(model, device="cuda", offload="all", ...)`.
     Other options of `remat.Planner` and `remat.Offload` may still be given one by one, until version 0.4.
 
-    Without grad mode the model runs plain. To wrap a wrapped model again replaces its options.
+    Without grad mode the model runs plain. To wrap a wrapped model again replaces its options. If `wrap` raises, the model is as before.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights or gradients do not fit on the disk, Error or
     ValueError for options. A step raises CopyFailed if a disk fails.
     """
@@ -73,20 +74,28 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
                       advice="wrap the module, then compile it")
     options = options.on_host(model)
     session = model.__dict__.get(SLOT)
-    if session is not None:
-        session._set_options(options)
-    else:
-        _live.free_unreferenced_models()
-        session = Session(model, options)
-        _patches.install(_let_go, _take_forward)
+    with _wrapping(model, options) if session is None else session._trying(options):
+        session = of(model)
         session._run  # made now, to raise errors of options at once
-        model.__dict__[SLOT] = session
-        model.__dict__["forward"] = _forward_of(model, session, model.__dict__.get("forward"))
-        for name, function in _OWN.items():
-            model.__dict__[name] = types.MethodType(function, model)
-    if args or kwargs:
-        session._prepare(model, args, kwargs)
+        if args or kwargs:
+            session._prepare(model, args, kwargs)
     return model
+
+
+@contextlib.contextmanager
+def _wrapping(model: torch.nn.Module, options: Options) -> Iterator[None]:
+    """A context in which `model` is wrapped; it stays so, unless the context ends with an exception."""
+    _live.free_unreferenced_models()
+    _patches.install(_let_go, _take_forward)
+    session = model.__dict__[SLOT] = Session(model, options)
+    model.__dict__["forward"] = _forward_of(model, session, model.__dict__.get("forward"))
+    for name, function in _OWN.items():
+        model.__dict__[name] = types.MethodType(function, model)
+    try:
+        yield
+    except BaseException:
+        unwrap(model)
+        raise
 
 
 def _accelerator(device: str | torch.device) -> torch.device:
@@ -170,7 +179,7 @@ def _getstate(self: Any) -> Any:
     state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
     if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
         return state
-    state = {name: value for name, value in state.items() if name not in (SLOT, "forward", *_OWN)}
+    state = {name: value for name, value in state.items() if name not in (SLOT, *_live.METHODS)}
     if self.__dict__[SLOT]._original is not None:
         state["forward"] = self.__dict__[SLOT]._original
     return state

@@ -49,8 +49,7 @@ class Options(Planner):
         solver_options = self.solver_options
         if not (isinstance(solver_options, tuple) and all(isinstance(pair, tuple) for pair in solver_options)):  # not checked yet
             options = _options.of_solver(solver_options)
-            if options:
-                _core.check_solver(self.solver_name(), options)
+            _core.check_solver(self.solver_name(), options)
             solver_options = tuple(options.items())
         for name, kinds in (("graph", bool), ("follow", (bool, type(None)))):
             if not isinstance(getattr(self, name), kinds):

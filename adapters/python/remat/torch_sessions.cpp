@@ -94,19 +94,24 @@ rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
   };
 }
 
-/// A plan with its problem: a copy from the moment when Python asked for it.
-struct planned_step {
-  remat::problem problem;
-  remat::result result;
-  std::vector<std::string> lines;  ///< per operation, see `session::planned_lines`
-  /// The plan as a document.
-  /// @param sources per path of a module: file, line and name of its `forward`
-  std::string document(const std::map<std::string, std::string>& sources) const {
-    std::ostringstream out;
-    remat::write_plan(out, result, problem, remat::labelled(problem, sources, lines));
-    return out.str();
-  }
-};
+/// A plan and its problem as a document.
+/// @param sources per path of a module: file, line and name of its `forward`
+std::string document(const rp::step_plan& p, const std::map<std::string, std::string>& sources) {
+  const auto& r = p.report;
+  remat::result found;
+  found.status = r.status;
+  found.solver = r.solver;
+  found.schedule = p.schedule;
+  const auto e = remat::evaluate(p.problem, p.schedule);
+  found.peak = e.peak;
+  found.seconds = e.seconds;
+  found.bound = std::min(r.bound, e.seconds);
+  const auto beside = r.held() - p.problem.held_bytes();  // held bytes outside the problem: not in its budget
+  found.budget = r.budget == remat::max_bytes ? e.peak : std::max(e.peak, r.budget - beside);
+  std::ostringstream out;
+  remat::write_plan(out, found, p.problem, remat::labelled(p.problem, sources, p.lines));
+  return out.str();
+}
 
 class python_session {
  private:
@@ -233,33 +238,19 @@ class python_session {
                     py::arg("reserved") = on_->use().reserved, py::arg("workspaces") = r.workspaces);
   }
   py::dict plan() {
-    auto plan = told(translated([&] { return run_->report(); }));
-    const auto& operations = run_->planning_problem().operations();
+    auto step = translated([&] { return run_->planned(); });
+    auto plan = told(step.report);
+    const auto& operations = step.problem.operations();
     std::set<remat::index_t> once;
     std::set<std::string> again;
-    for (auto i : remat::compute_order(run_->planned_schedule()))
+    for (auto i : remat::compute_order(step.schedule))
       if (!once.insert(i).second) {
         std::istringstream names(operations[i].name);  // one operator, or several joined by '+'
         for (std::string name; std::getline(names, name, '+');) again.insert(name);
       }
     plan["again"] = again;
-    plan["step"] = translated([&] { return planned(); });
+    plan["step"] = std::move(step);
     return plan;
-  }
-  /// The plan used last. Its budget is that of the problem: the budget of the report less held bytes outside the problem.
-  planned_step planned() {
-    const auto r = run_->report();
-    planned_step x{run_->planning_problem(), {}, run_->planned_lines()};
-    const auto e = remat::evaluate(x.problem, run_->planned_schedule());
-    x.result.status = r.status;
-    x.result.solver = r.solver;
-    x.result.schedule = run_->planned_schedule();
-    x.result.peak = e.peak;
-    x.result.seconds = e.seconds;
-    x.result.bound = std::min(r.bound, e.seconds);
-    const auto beside = r.held() - x.problem.held_bytes();
-    x.result.budget = r.budget == remat::max_bytes ? e.peak : std::max(e.peak, r.budget - beside);
-    return x;
   }
   static py::dict told(const rp::report& r) {
     return py::dict(
@@ -276,11 +267,12 @@ class python_session {
   }
   /// Memory of the plan used last by kind, in bytes.
   py::dict parts() {
-    const auto r = translated([&] { return run_->report(); });
+    const auto p = translated([&] { return run_->planned(); });
+    const auto& r = p.report;
     return py::dict(py::arg("parameters") = r.parameters, py::arg("buffers") = r.buffers, py::arg("inputs") = r.inputs,
                     py::arg("constants") = r.constants, py::arg("optimizer") = r.optimizer, py::arg("workspaces") = r.workspaces,
                     py::arg("workspace") = r.workspace, py::arg("held") = r.held(), py::arg("plain_peak") = r.plain_peak,
-                    py::arg("problem_held") = run_->planning_problem().held_bytes());
+                    py::arg("problem_held") = p.problem.held_bytes());
   }
   /// Time against budget for the step planned last.
   /// @return {points, SVG document}
@@ -288,7 +280,8 @@ class python_session {
                   std::uint64_t seed, std::size_t points) {
     std::vector<remat::result> found;
     const auto picture = translated([&] {
-      const auto& p = run_->planning_problem();
+      const auto planned = run_->planned();
+      const auto& p = planned.problem;
       interrupted_->forget();
       found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto", solver_options),
                                   remat::limits{.seconds = seconds, .seed = seed, .gap = gap},
@@ -296,7 +289,7 @@ class python_session {
       interrupted_->raise_if_pressed();
       if (interrupted_->pressed() && std::none_of(found.begin(), found.end(), [](const auto& r) { return r.found(); }))
         interrupted_->raise();
-      return remat::curve_svg({{solver, found}}, {.title = p.name(), .base = run_->report().store_all_seconds});
+      return remat::curve_svg({{solver, found}}, {.title = p.name(), .base = planned.report.store_all_seconds});
     });
     py::list list;
     for (const auto& r : found)
@@ -370,9 +363,9 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
 void bind_sessions(py::module_& m) {
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
-  py::class_<planned_step>(m, "PlannedStep")
-      .def("document", [](const planned_step& x, const std::map<std::string, std::string>& sources) {
-        return translated([&] { return x.document(sources); });
+  py::class_<rp::step_plan>(m, "PlannedStep")
+      .def("document", [](const rp::step_plan& p, const std::map<std::string, std::string>& sources) {
+        return translated([&] { return document(p, sources); });
       });
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, const remat::registry::option_values&,

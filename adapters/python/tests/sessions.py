@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: exceptions of signal handlers, closed sessions, optimizers of users, and memory outside of plans."""
+"""Sessions: exceptions of signal handlers, their end, traces of `wrap`, optimizers of users, and memory outside of plans."""
 
+import collections
 import copy
+import dataclasses
+import gc
 import logging
 import signal
+import tempfile
 import unittest
 
 import torch
@@ -137,6 +141,140 @@ class Sessions(unittest.TestCase):
         positional = 0.1, 0.0, 0.0, 0.0, 1e-10, True
         plain, ours = (stepped(lambda p: cls(p, *positional)) for cls in (torch.optim.Adagrad, remat.offloaded(torch.optim.Adagrad)))
         self.assertTrue(all(map(torch.equal, plain, ours)))
+
+    def test_a_search_ends_with_its_session(self):
+        """Freeing the last step after that, with the lock of Python held, waits for no search."""
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(16 + i, 17 + i), nn.GELU(), nn.LayerNorm(17 + i)) for i in range(40)))
+        options = remat.Planner(time_limit=120, first_limit=0.01, gap=0.0)
+        remat.wrap(model, budget="70% of activations", cache=False, planner=options)
+        for rows in (64, 64, 96, 96, 96):
+            model(torch.randn(rows, 16)).sum().backward()
+        out = model(torch.randn(96, 16))
+        remat.unwrap(model)
+        node = out.grad_fn
+        del out
+        del node
+
+    def test_closing_without_the_model(self):
+        model = remat.wrap(nn.Linear(8, 8), cache=False)
+        session = remat.of(model)
+        session._options = dataclasses.replace(session._options, steps_on=torch.device("cuda"))
+        del model
+        gc.collect()
+        session.close()
+
+    def test_a_wrap_that_fails(self):
+        """It leaves no trace, and neither does a second one."""
+        def state(model):
+            hooks = [p._post_accumulate_grad_hooks for p in model.parameters()]
+            return sorted(model.__dict__), [len(h or ()) for h in hooks], model.weight.tolist()
+
+        x, plain = torch.randn(64, 32), nn.Linear(32, 32)
+        with tempfile.TemporaryDirectory() as disk:
+            for args, options in (((), {"planner": remat.Planner(solver="nope")}), ((), {"planner": remat.Planner(solver="rotor", solver_options={"nope": 1})}),
+                                  ((x,), {"budget": 1}), ((x.to_sparse(),), {"on_refuse": "raise"}), ((x[:, 1:],), {})):
+                for more in ({}, {"disk": disk, "offload": "all"}):
+                    with self.subTest(options, **more):
+                        model = nn.Linear(32, 32)
+                        before = state(model)
+                        with self.assertRaises((remat.Error, RuntimeError)):
+                            remat.wrap(model, args, cache=False, **options, **more)
+                        self.assertEqual(state(model), before)
+                        remat.wrap(model, cache=False, budget="2 MiB")
+                        before = state(model)
+                        with self.assertRaises((remat.Error, RuntimeError)):
+                            remat.wrap(model, args, cache=False, **options, **more)
+                        self.assertEqual(state(model), before)
+                        self.assertIn("2 MiB", repr(remat.of(model)))
+                        model.load_state_dict(plain.state_dict())
+                        model(x).sum().backward()
+                        plain.zero_grad()
+                        plain(x).sum().backward()
+                        self.assertTrue(torch.equal(model.weight.grad, plain.weight.grad))
+
+    def test_contents_of_containers(self):
+        """A step that is only planned, and a step that is verified, change no container at any depth."""
+        class Net(nn.Linear):
+            def __init__(self):
+                super().__init__(32, 32)
+                self.last, self.counts, self.of = collections.deque(maxlen=3), {"n": [0]}, ({1: {2}}, [])
+                self.lists, self.kinds = collections.defaultdict(list), collections.Counter({"a": -1})
+
+            def held(self):
+                return repr((self.last, self.counts, self.of, self.lists, self.kinds))
+
+            def forward(self, x):
+                self.last.append(len(self.last))
+                self.counts["n"][0] += 1
+                self.of[0][1].add(self.counts["n"][0])
+                self.of[1].append(self.of)
+                self.lists["x"].append(1)
+                self.kinds["a"] -= 1
+                return super().forward(x).relu()
+
+        x, plain = torch.randn(8, 32), Net()
+        model = remat.wrap(Net(), (x,), planner=remat.Planner(verify=2))
+        self.assertEqual(model.held(), plain.held())
+        for _ in range(3):
+            model(x).sum().backward()
+            plain(x).sum().backward()
+            self.assertEqual(model.held(), plain.held())
+
+    def test_descriptions_of_plans(self):
+        """A plan for another loss tells once that gradients accumulate."""
+        class Net(nn.Linear):
+            def forward(self, x):
+                y = super().forward(x)
+                return y.relu(), y.tanh()
+
+        model, x = remat.wrap(Net(32, 32), cache=False), torch.randn(8, 32)
+        for k in (0, 0, 0, 1, 1, 0):
+            model(x)[k].sum().backward()
+        told = [p.inputs for p in remat.of(model).plans]
+        self.assertTrue(any("gradients accumulate" in text for text in told), told)
+        self.assertFalse([text for text in told if text.count("gradients") > 1])
+
+    def test_calls_that_are_not_planned(self):
+        """Without following, too, a warning comes once, and calls are tried again."""
+        class Net(nn.Linear):
+            planned = False
+
+            def forward(self, x, *_):
+                y = super().forward(x)
+                return y.relu() if self.planned or y.sum().item() > 0 else y.tanh()
+
+        model, x = remat.wrap(Net(32, 32), cache=False, planner=remat.Planner(follow=False)), torch.randn(8, 32)
+        for more in ((), (object(),)):
+            with self.assertLogs("remat", logging.WARNING) as logs:
+                for _ in range(4):
+                    model(x, *more).sum().backward()
+            self.assertEqual(len(logs.output), 1, logs.output)
+        for planned, options, error in ((False, {"on_refuse": "raise"}, remat.Refused), (True, {"budget": 1}, remat.OverBudget)):
+            Net.planned = planned
+            remat.wrap(model, cache=False, planner=remat.Planner(follow=False), **options)
+            for _ in range(3):
+                with self.assertRaises(error):
+                    model(x)
+        remat.of(model).set_budget("100% of activations")
+        model(x).sum().backward()
+        self.assertTrue(remat.of(model).plans)
+        other = remat.wrap(Net(32, 32), cache=False, planner=remat.Planner(follow=False))
+        for planned in (False, True):
+            Net.planned = planned
+            other(x)
+        self.assertTrue(remat.of(other).plans)
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            model(x)
+        self.assertTrue(saved)
+
+    def test_time_of_a_step_without_operators(self):
+        class Axes:
+            def __getattr__(self, name):
+                return lambda *a, **k: None
+
+        points = [{"budget": 1, "peak": 1, "seconds": 0.0, "bound": 0.0, "status": "optimal"}]
+        remat.Curve(points, 0.0, "").plot(Axes())
 
 
 if __name__ == "__main__":

@@ -170,6 +170,17 @@ class InPlace(unittest.TestCase):
 
     def test_models_that_are_dropped(self):
         """A search over many models: each model is freed before the next one trains, as without `wrap`."""
+        class Acting(Chain):
+            def __init__(self, width):
+                super().__init__(width)
+                self.act = self.gelu
+
+            def gelu(self, x):
+                return torch.nn.functional.gelu(x)
+
+            def forward(self, x):
+                return self.act(super().forward(x))
+
         alive = []
         gc.disable()
         try:
@@ -177,12 +188,14 @@ class InPlace(unittest.TestCase):
                 model = torch.nn.Sequential(Chain(16), torch.nn.Linear(16, 1))
                 remat.wrap(model[0], cache=False)
                 remat.wrap(model, cache=False)
-                held = remat.wrap(Chain(16), cache=False).forward  # a bound method keeps its model
+                held = remat.wrap(Acting(16), cache=False).forward  # a bound method keeps its model
+                remat.wrap(torch.nn.Linear(1, 1))
                 alive.append((weakref.ref(model), weakref.ref(held.__self__)))
                 model(torch.randn(2, 16)).sum().backward()
                 self.assertEqual([model() is None for model, _ in alive], [True] * (len(alive) - 1) + [False])
                 self.assertIs(held.__self__, alive[-1][1]())
                 held(torch.randn(2, 16)).sum().backward()
+                self.assertTrue(remat.of(held.__self__).plans)
         finally:
             gc.enable()
 

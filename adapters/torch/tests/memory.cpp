@@ -125,6 +125,7 @@ TEST_CASE("the meter reports every change, from all threads") {
   bytes_t largest = 0;
   std::size_t changes = 0;
   meter::observe([&](bytes_t live) {
+    at::empty({16});  // its own changes are not reported
     largest = std::max(largest, live);
     ++changes;
   });
@@ -137,7 +138,7 @@ TEST_CASE("the meter reports every change, from all threads") {
   meter::observe({});
   CHECK(changes == 4 * 200 * 2);
   CHECK(largest >= before + 1024);
-  CHECK(largest <= before + 4 * 1024);
+  CHECK(largest <= before + 4 * 1024 + 64);
   CHECK(meter::live() == before);
 }
 

@@ -62,12 +62,13 @@ TEST_CASE("training with fetched weights equals plain training, within every bud
       CHECK(r.text().find("fetched") != std::string::npos);
       beyond += b < t.weight_bytes();
       again += r.fetched > weights;
-      CHECK(remat::evaluate(t.run->planning_problem(), t.run->planned_schedule()).peak == r.planned_peak);
+      const auto planned = t.run->planned();
+      CHECK(remat::evaluate(planned.problem, planned.schedule).seconds == planned.report.step_seconds);
     }
     t.set_budget(most);
     t.train();
     CHECK(t.run->report().fetched == 0);
-    CHECK_FALSE(t.run->planning_problem().copies());
+    CHECK_FALSE(t.run->planned().problem.copies());
   }
   CAPTURE(beyond, again);
   if (leave) CHECK(beyond > 1);

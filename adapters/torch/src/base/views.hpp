@@ -52,12 +52,9 @@ inline void set_version(const at::Tensor& t, int64_t version) {
 }
 /// True if writes to one of the tensors count as writes to the other, as for a view and its base.
 inline bool share_version(const at::Tensor& a, const at::Tensor& b) {
-  if (a.is_inference() || b.is_inference() || a._version() != b._version()) return false;
-  const auto before = static_cast<int64_t>(a._version());
-  set_version(a, before + 1);
-  const bool same = b._version() == before + 1;
-  set_version(a, before);
-  return same;
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // a pointer to the counter
+  const auto of = [](const at::Tensor& t) { return &t.unsafeGetTensorImpl()->version_counter(); };
+  return !a.is_inference() && !b.is_inference() && std::memcmp(of(a), of(b), sizeof(c10::VariableVersion)) == 0;
 }
 
 /// True if the tensor stands for several gradients (`is_grads_batched`, `torch.func.vmap`).
@@ -116,13 +113,16 @@ inline at::Tensor byte_tensor(const content& bytes) {
   return t;
 }
 
-/// A copy of a constant as a tensor, with its flags.
-inline at::Tensor constant_tensor(const program& step, index_t slot) {
-  const auto& s = step.slots[slot];
-  const auto copy = byte_tensor(step.constants[s.position]).to(s.type.device);
-  auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg}, copy.storage());
+/// A constant over this memory, with its flags.
+inline at::Tensor constant_over(const c10::Storage& memory, const slot& s) {
+  auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg}, memory);
   if (s.number) t.unsafeGetTensorImpl()->set_wrapped_number(true);
   return t;
+}
+/// A copy of a constant as a tensor.
+inline at::Tensor constant_tensor(const program& step, index_t slot) {
+  const auto& s = step.slots[slot];
+  return constant_over(byte_tensor(step.constants[s.position]).to(s.type.device).storage(), s);
 }
 
 /// The device of a step. Numbers may lie on the host nevertheless.
@@ -155,6 +155,11 @@ void put_tensor(std::vector<c10::IValue>& values, const Place& o, at::Tensor t) 
     v.toList().set(static_cast<std::size_t>(o.element), c10::IValue(std::move(t)));
 }
 
+/// True if a recomputation of the call leaves this argument out.
+inline bool only_first(const call& c, int argument) {
+  return std::find(c.first_run_only.begin(), c.first_run_only.end(), argument) != c.first_run_only.end();
+}
+
 /// The arguments of a call. Operands with one view are one tensor.
 /// @param again  the call is a recomputation
 /// @param tensor returns the tensor of a view
@@ -164,7 +169,7 @@ std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
   own_lists(stack);
   std::map<index_t, at::Tensor> made;  // by view
   for (const auto& o : c.operands) {
-    if (again && std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) != c.first_run_only.end()) continue;
+    if (again && only_first(c, o.at)) continue;
     const auto [known, fresh] = made.emplace(o.view, at::Tensor());
     if (fresh) known->second = tensor(o.view);
     put_tensor(stack, o, known->second);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ScopeExit.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -26,8 +27,9 @@ struct activity {
   recording* record;
   planned_allocations* plan;
   bool uncounted;
+  bool observing;
 };
-thread_local constinit activity of_thread{nullptr, nullptr, false};
+thread_local constinit activity of_thread{nullptr, nullptr, false, false};
 
 /// Sizes of the counted blocks that are alive, by address.
 class sizes {
@@ -151,8 +153,10 @@ void detail::count(bytes_t change) {
   auto peak = peak_bytes.load(std::memory_order_relaxed);
   while (now > peak && !peak_bytes.compare_exchange_weak(peak, now)) {
   }
-  if (observed.load(std::memory_order_relaxed)) {
+  if (observed.load(std::memory_order_relaxed) && !of_thread.observing) {
     std::lock_guard lock(observer_mutex);
+    of_thread.observing = true;
+    const auto ended = c10::make_scope_exit([] { of_thread.observing = false; });
     if (observer) observer(now);
   }
 }

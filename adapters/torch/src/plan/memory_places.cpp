@@ -15,13 +15,8 @@ namespace {
 
 /// Byte range [first, second) of its storage that a view touches.
 std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
-  int64_t last = 0;
-  for (std::size_t d = 0; d < v.sizes.size(); ++d) {
-    if (v.sizes[d] == 0) return {0, 0};
-    last += (v.sizes[d] - 1) * v.strides[d];
-  }
-  const auto element = static_cast<bytes_t>(c10::elementSize(v.dtype));
-  return {v.offset, v.offset + (last + 1) * element};
+  const auto bytes = at::detail::computeStorageNbytes(v.sizes, v.strides, c10::elementSize(v.dtype));
+  return {v.offset, v.offset + static_cast<bytes_t>(bytes)};
 }
 
 }  // namespace

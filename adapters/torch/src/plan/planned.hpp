@@ -75,6 +75,7 @@ struct captured_step {
   problem in_place;           ///< problem of the store-all plan, with weights read in place; equals `p` if none are fetched
   far_memory far;             ///< set if the problem allows copies
   std::string inputs;         ///< description for messages
+  std::string variant;        ///< treatment of gradients, for messages; empty: the usual one
   std::size_t graph = 0;      ///< hash of the program without sizes
   layout_options layouts;     ///< no tries for a large program if similar steps are known: the first layout has to do
   std::shared_ptr<const plan> store_all;
@@ -105,6 +106,7 @@ struct captured_step {
   std::atomic<bool> uncaptured = false;       ///< its kernels cannot be captured as a graph
   std::atomic<bool> broken = false;           ///< an operator allocated differently from its profile
 
+  std::string described() const { return inputs + variant; }
   /// The same step with other treatment of gradients; null: not needed so far.
   std::array<std::shared_ptr<captured_step>, 3> variants() const { return {adding, giving, summands}; }
 };

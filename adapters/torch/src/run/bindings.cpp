@@ -17,10 +17,7 @@ at::Tensor constant_in(const std::shared_ptr<const program>& step, index_t k) {
   c10::DataPtr memory(
       const_cast<std::byte*>(bytes.data()), new std::shared_ptr<const program>(step),  // nodes copy it before writing
       [](void* p) { delete static_cast<std::shared_ptr<const program>*>(p); }, c10::kCPU);
-  auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg},
-                     c10::Storage(c10::Storage::use_byte_size_t(), bytes.size(), std::move(memory), nullptr, false));
-  if (s.number) t.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return t;
+  return constant_over(c10::Storage(c10::Storage::use_byte_size_t(), bytes.size(), std::move(memory), nullptr, false), s);
 }
 
 bool of_step(role r) { return r == role::input || r == role::gradient || r == role::output_grad; }

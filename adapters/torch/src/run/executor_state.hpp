@@ -121,7 +121,6 @@ struct executor::state {
       c.stack[k] = which < numbers.size() ? c10::IValue(numbers[which]) : c.what->arguments[k];
     }
   }
-  static bool left_out(const call& c, int argument);
   bool in_arena(const location& l) const { return l.buffer != none && !data.buffers[l.buffer].outside; }
   /// Key of a location outside of the arena: its buffer, or else its value.
   static location outer(const location& l) { return l.buffer != none ? location{l.buffer, none} : l; }

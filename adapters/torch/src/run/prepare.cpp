@@ -111,7 +111,7 @@ executor::state::prepared_step executor::state::prepare(std::size_t i) {
     prepared_call b{c.what, {}, {}, nullptr, facts(c.what->op).writes_lists};
     for (const auto& o : c.what->operands) {
       const auto& l = c.operands[next++];
-      if (planned.again && left_out(*c.what, o.at)) continue;
+      if (planned.again && only_first(*c.what, o.at)) continue;
       if (!in_arena(l)) sockets[outer(l)].push_back({i, k, o});
     }
     next = 0;
@@ -128,10 +128,6 @@ executor::state::prepared_step executor::state::prepare(std::size_t i) {
         {block.bytes, block.deaths, b == none || data.buffers[b].outside ? nullptr : address(b), block.freed >= 0});
   }
   return s;
-}
-
-bool executor::state::left_out(const call& c, int argument) {
-  return std::find(c.first_run_only.begin(), c.first_run_only.end(), argument) != c.first_run_only.end();
 }
 
 c10::Storage executor::state::storage_in_place(index_t b, c10::Device device) {

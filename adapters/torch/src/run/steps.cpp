@@ -2,6 +2,7 @@
 // Forward and backward of a step: incoming tensors, and tensors that leave the arena.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "../device/home.hpp"
@@ -20,6 +21,7 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  auto if_it_fails = c10::make_scope_exit([this] { flying = false; });  // runs after the working memory is given back
   const computing now(*this);
   flying = true;
   try {
@@ -42,9 +44,9 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
       assumption_held = assumption_held && !kept(data.assumed_zero[i], step.assumed_zero[i]).any().item<bool>();
     count_writes(&written_tensor::forward);
     ended = on.mark();
+    if_it_fails.release();
     return outputs;
   } catch (...) {
-    const landing after{*this};
     let_go();
     throw;
   }

@@ -7,8 +7,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
-#include <vector>
+#include <cstdint>
+#include <set>
 
 #include "../base/key.hpp"
 
@@ -22,19 +22,19 @@ class autocast_block {
     thread_local autocast_block block;
     return block;
   }
-  /// @param caller session that begins a step
+  /// @param caller number of the session that begins a step
   /// @param on     device of the step
   /// @return true if `caller` has begun another step in this block, and the block keeps casts
-  bool has(const void* caller, c10::DeviceType on) {
+  bool has(std::uint64_t caller, c10::DeviceType on) {
     if (!keeps_casts(on)) return false;
     if (const auto now = cast(); !now.is_same(cast_)) callers_.clear();
-    return std::find(callers_.begin(), callers_.end(), caller) != callers_.end();
+    return callers_.count(caller) > 0;
   }
   /// Call this when the forward of a step has ended, which clears all casts.
-  void add(const void* caller, c10::DeviceType on) {
+  void add(std::uint64_t caller, c10::DeviceType on) {
     if (!keeps_casts(on)) return;
     cast_ = cast();
-    callers_.push_back(caller);
+    callers_.insert(caller);
   }
 
  private:
@@ -49,7 +49,7 @@ class autocast_block {
   }
 
   at::Tensor weight_, cast_;
-  std::vector<const void*> callers_;
+  std::set<std::uint64_t> callers_;
 };
 
 }  // namespace remat::pytorch

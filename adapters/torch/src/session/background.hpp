@@ -19,14 +19,16 @@ class background {
   background() = default;
   background(const background&) = delete;
   background& operator=(const background&) = delete;
-  ~background() {
+  ~background() { end(); }
+  /// Ends the job, as far as it asks `ending`, and waits for its end. No job starts after that.
+  void end() {
     ending_ = true;
     let_end();
   }
   /// Starts `job`, unless one is running or the system has no thread left.
   void start(std::function<void()> job) {
     if (process_ != getpid()) busy_ = false;
-    if (busy_.exchange(true)) return;
+    if (ending_ || busy_.exchange(true)) return;
     let_end();
     process_ = getpid();
     try {

@@ -131,7 +131,10 @@ void session::state::keep(const std::string& name, const std::shared_ptr<capture
     const auto oldest = std::min_element(captured_steps.begin(), captured_steps.end(),
                                          [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
     forget(oldest->second);
+    const auto outputs = oldest->second->outputs;
     captured_steps.erase(oldest);
+    constexpr long here_and_in_the_list = 2;
+    if (outputs.use_count() == here_and_in_the_list) std::erase_if(used, [&](const auto& x) { return x.second == outputs; });
   }
 }
 
@@ -178,7 +181,7 @@ std::shared_ptr<captured_step> session::state::make_variant(const captured_step&
   a->edges = s.edges;
   a->sums = s.sums;
   a->forward = s.forward;
-  a->inputs += what;
+  a->variant = what;
   a->step = std::make_shared<const program>(std::move(step));
   a->bound = bound_to(*a, s.bound->of, s.bound->slots.followed_by(a->step));
   complete(*a);
@@ -189,7 +192,7 @@ std::shared_ptr<captured_step> session::state::in_summands(const captured_step& 
   release();
   auto parts = detail::in_summands(*s.sums);
   auto a = step_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
-  a->inputs += ", gradients in summands";
+  a->variant = ", gradients in summands";
   a->plain_peak = s.plain_peak;
   a->more_of = std::move(parts.inputs);
   a->sums = nullptr;

@@ -8,6 +8,8 @@
 
 #include <remat/pytorch/paged_memory.hpp>
 
+#include "../base/digest.hpp"
+
 namespace remat::pytorch {
 
 std::string describe(const std::vector<at::Tensor>& inputs) {
@@ -31,9 +33,8 @@ std::string describe(const std::vector<at::Tensor>& inputs) {
   return out.str();
 }
 
-const std::string& call_keys::of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
-                                 const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers,
-                                 bool same) {
+std::uint64_t call_keys::of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
+                            const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers, bool same) {
   auto& k = key_;
   k.clear();
   k << call.signature << signature << inputs.size();
@@ -70,7 +71,7 @@ const std::string& call_keys::of(const invocation& call, const std::vector<at::T
       first = i;
   }
   for (const auto& [place, to] : sharing) k << place << to.first << to.second;
-  return k.bytes();
+  return digest().add(k.bytes().data(), k.bytes().size()).value();
 }
 
 }  // namespace remat::pytorch

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,9 +25,9 @@ class call_keys {
  public:
   /// @param signature of the model
   /// @param same      the key identifies parameters and buffers themselves, not only their geometry
-  /// @return the key, in a buffer that the next call overwrites
-  const std::string& of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
-                        const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers, bool same);
+  /// @return a digest of the key
+  std::uint64_t of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
+                   const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers, bool same);
 
  private:
   key key_;

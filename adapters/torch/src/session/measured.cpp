@@ -57,7 +57,7 @@ void session::state::complete(captured_step& s) {
     s.places = placing::fixed;
   s.graph = graph_hash(*s.step);
   const auto relative = sibling(s, false);
-  if (!options.device && !relative && !s.new_path) log("measuring the operators of a step for " + s.inputs);
+  if (!options.device && !relative && !s.new_path) log("measuring the operators of a step for " + s.described());
   std::vector<profiled_program> like;
   if (relative) like.push_back({relative->step.get(), &relative->profiles});
   for (const auto& other : s.new_path && !relative ? kinds() : std::vector<std::shared_ptr<captured_step>>())
@@ -114,7 +114,7 @@ void session::state::complete(captured_step& s) {
   all->found.bound = away ? bounds_without_search(s.in_place).seconds : all->found.seconds;
   s.store_all = all;
   std::ostringstream text;
-  text << "captured " << s.inputs << ": " << s.step->nodes.size() << " operations (" << s.profiles.distinct << " different, "
+  text << "captured " << s.described() << ": " << s.step->nodes.size() << " operations (" << s.profiles.distinct << " different, "
        << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
        << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
   log(text.str());

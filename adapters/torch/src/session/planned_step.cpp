@@ -136,8 +136,8 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     return call.forward(inputs);
   }
   warm_up(inputs, lock);
-  if ((options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error) && !used.empty() &&
-      !used.count(key_of(call, inputs))) {
+  const bool only_known = options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error;
+  if (only_known && !captured_steps.empty() && !used.count(key_of(call, inputs))) {
     if (options.new_shapes == new_shape::error)
       throw unexpected_inputs("wrapped for " + captured_steps.begin()->second->inputs + ", called with " + describe(inputs) +
                               " (or in another mode); wrap_options::new_shapes forbids a new plan");
@@ -146,9 +146,9 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   }
   auto& block = autocast_block::of_thread();
   const auto on = device_of_call(inputs).type();
-  if (block.has(this, on)) warn_of_casts();
+  if (block.has(number, on)) warn_of_casts();
   const auto ended = [&](std::vector<at::Tensor> outputs) {
-    block.add(this, on);
+    block.add(number, on);
     return outputs;
   };
   if (options.follow) {

@@ -58,7 +58,7 @@ session::session(std::shared_ptr<model> trained, wrap_options options)
   detail::set_unbind(&state::unbind_idle);
   state::all().add(state_);
 }
-session::~session() = default;
+session::~session() { state_->worker.end(); }  // steps that are alive keep the state
 
 std::vector<at::Tensor> session::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
                                          std::shared_ptr<void>* note) {
@@ -163,7 +163,6 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   r.in_place = run.in_place_bytes();
   r.fetched = run.fetched_bytes();
   r.store_all = bytes_in_flight(p.zones ? *s.all_in_flight->run : *s.store_all->run, r.in_flight);
-  r.planned_peak = p.found.peak;
   r.plain_peak = s.plain_peak;
   const auto workspaces = s.profiles.workspace();
   r.workspace = workspaces.empty() ? 0 : *std::max_element(workspaces.begin(), workspaces.end());
@@ -187,7 +186,7 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   std::tie(r.strayed, r.beyond_plan) = s.strayed;
   r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
   r.fallback = p.fallback;
-  r.planned_for = s.inputs;
+  r.planned_for = s.described();
   r.status = p.found.status;
   auto least = run.needed_bytes();
   for (const auto& [available, other] : s.plans) least = std::min(least, other->run->needed_bytes());
@@ -197,20 +196,14 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   return r;
 }
 
-const problem& session::planning_problem() const {
-  if (!state_->last_setup) throw error("no step has been planned yet");
-  const auto& s = *state_->last_setup;
-  return state_->last_plan == s.store_all ? s.in_place : s.p;
-}
-std::vector<std::string> session::planned_lines() const {
-  std::vector<std::string> lines;
-  if (!state_->last_setup) return lines;
-  for (const auto& n : state_->last_setup->step->nodes) lines.push_back(n.line);
-  return lines;
-}
-const schedule& session::planned_schedule() const {
-  if (!state_->last_plan) throw error("no step has been planned yet");
-  return state_->last_plan->steps;
+step_plan session::planned() const {
+  std::lock_guard lock(state_->mutex);
+  const auto& x = *state_;
+  if (!x.last_plan) throw error("no step has been planned yet");
+  const auto& s = *x.last_setup;
+  step_plan found{x.report(s, *x.last_plan), x.last_plan == s.store_all ? s.in_place : s.p, x.last_plan->steps, {}};
+  for (const auto& n : s.step->nodes) found.lines.push_back(n.line);
+  return found;
 }
 
 }  // namespace remat::pytorch

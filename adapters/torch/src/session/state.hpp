@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -75,14 +76,14 @@ struct session::state : std::enable_shared_from_this<state> {
 
   // --- kinds of steps --------------------------------------------------------------------------------------------------------
 
-  const std::string& key_of(const invocation& call, const std::vector<at::Tensor>& inputs) {
+  std::uint64_t key_of(const invocation& call, const std::vector<at::Tensor>& inputs) {
     return keys_.of(call, inputs, signature, parameters, buffers, !options.follow);
   }
 
   /// Known uses of the outputs of calls with this key.
-  std::shared_ptr<usage> usage_of(const std::string& k) {
+  std::shared_ptr<usage> usage_of(std::uint64_t k) {
     auto& known = used[k];
-    if (!known) known = std::make_shared<usage>(used.size(), options.gradients_leave);
+    if (!known) known = std::make_shared<usage>(usages_++, options.gradients_leave);
     return known;
   }
 
@@ -305,6 +306,8 @@ struct session::state : std::enable_shared_from_this<state> {
 
   pytorch::report report(const captured_step& s, const plan& p) const;
 
+  static inline std::atomic<std::uint64_t> sessions_ = 0;  ///< count of sessions of the process
+  const std::uint64_t number = sessions_++;
   std::shared_ptr<model> trained;
   wrap_options options;
   owned_mutex mutex;
@@ -313,10 +316,11 @@ struct session::state : std::enable_shared_from_this<state> {
   std::string signature;                          ///< of the model, at the last `look`
   bool looked_ = false;
   std::unordered_map<std::string, std::shared_ptr<captured_step>> captured_steps;  ///< by name, see `path_of`
-  std::unordered_map<std::string, std::shared_ptr<usage>> used;                    ///< by `key_of`
+  std::unordered_map<std::uint64_t, std::shared_ptr<usage>> used;                  ///< by `key_of`
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< count of forwards to be followed
+  std::uint64_t usages_ = 0;    ///< count of usages so far
   std::unordered_set<std::string> warned_;
   bool warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< bytes beyond the budget that a step may take, if it is on a new path and cannot do with less

@@ -70,7 +70,6 @@ struct report {
   bytes_t plain_peak = 0;        ///< peak of the step in eager mode beyond what is held, without workspaces of kernels
   bytes_t workspace = 0;         ///< largest workspace of a kernel
   std::size_t in_flight = 1;     ///< steps in flight; `arena`, `outputs` and `store_all` are sums over them
-  bytes_t planned_peak = 0;      ///< peak of the schedule by `evaluate`
   double step_seconds = 0;       ///< predicted time of the operators
   double store_all_seconds = 0;  ///< predicted time if nothing is recomputed
   double bound = 0;              ///< lower bound on the time of any schedule within the budget of the search, s

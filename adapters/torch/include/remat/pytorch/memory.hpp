@@ -52,8 +52,8 @@ class meter {
   /// Sets the peak to the bytes alive now.
   static void reset_peak();
   /// Sets an observer of the live bytes, or removes it.
-  /// @param f called with the live bytes after every change, on the thread of the change, one call at a time; must not fork.
-  ///          Empty: no observer
+  /// @param f called with the live bytes after every change, on the thread of the change, one call at a time, except for its own
+  ///          changes; must not fork or call `observe`. Empty: no observer
   static void observe(std::function<void(bytes_t)> f);
 };
 

@@ -134,6 +134,15 @@ struct wrap_options {
   plan_observer watch = {};                           ///< observes searches that a step waits for
 };
 
+/// A plan with its problem.
+struct step_plan {
+  pytorch::report report;
+  remat::problem problem;  ///< weights that could be fetched but are read where they are count as held
+  remat::schedule schedule;
+  /// Per operation: the line of the module's code that calls it, or an empty text (`set_source_line_callback`).
+  std::vector<std::string> lines;
+};
+
 /// Trains a model by plans.
 ///
 /// The first call with gradients captures, profiles and plans. So does a later call with other shapes, strides, types, training
@@ -170,11 +179,9 @@ class session {
   pytorch::report report() const;
   /// Reports of all plans that are kept, the last used first.
   std::vector<pytorch::report> reports() const;
-  /// Problem and schedule of the plan of `report`. Weights that could be fetched but are read where they are count as held.
-  const problem& planning_problem() const;
-  const schedule& planned_schedule() const;
-  /// Per operation of this problem: the line of the module's code that calls it, or an empty text (`set_source_line_callback`).
-  std::vector<std::string> planned_lines() const;
+  /// The plan of `report`, with its problem.
+  /// @throws error before the first plan
+  step_plan planned() const;
 
   /// Captures, profiles and plans for such inputs, without a step.
   /// @throws cannot_capture, over_budget, unexpected_inputs; exceptions of the forward
