@@ -267,6 +267,6 @@ TEST_CASE("every solver stops soon if it has no time for a large graph, or refus
         remat::solve(p, budget, s, {.seconds = 0});
       } catch (const remat::too_large&) {
       }
-      CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 30);  // without a limit, most need minutes
+      CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);  // without a limit, most need minutes
     }
 }
