@@ -41,7 +41,7 @@ class Backward(Test):
                 backward(model, x, k)
 
             with self.subTest(name):
-                self.check(Reads, step)
+                self.check(Reads, step, plans=None)  # the last step may have dropped its plan
 
     def test_custom_backwards(self):
         """Steps with a custom backward that reads a value run unplanned, also when planning is tried again."""
@@ -79,7 +79,7 @@ class Backward(Test):
                     return Custom.apply(h).tanh()
 
             with self.subTest(factor=factor.__name__):
-                self.check(Reads)
+                self.check(Reads, plans=False)
 
     def test_memory_after_a_backward_of_the_graph(self):
         """After a backward of the graph, only the output is held."""

@@ -54,14 +54,14 @@ class Code(Test):
                   lambda h: compiled(h)):
             for steps in (None, (4, 6)):
                 with self.subTest(f, steps=steps), self.assertLogs("remat", logging.WARNING) as seen:
-                    model = self.check(with_act(f, steps), steps=7)
+                    model = self.check(with_act(f, steps), steps=7, plans=steps is not None)
                     self.assertEqual(len(remat.of(model).plans), 0 if steps is None else 1)
                 self.assertEqual(len(seen.output), 1)
                 self.assertIn(f"torch.compile has compiled, or is to compile, runs at {__file__}", seen.output[0])
             with self.subTest(f, strict=True), self.assertRaisesRegex(remat.Refused, "torch.compile has compiled"):
                 self.check(with_act(f), on_refuse="raise")
             with self.subTest(f, follow=False), self.assertLogs("remat", logging.WARNING) as seen:
-                self.check(with_act(f), follow=False)
+                self.check(with_act(f), follow=False, plans=False)
             self.assertIn("this call is not planned", seen.output[0])
 
     def test_on_other_threads(self):
@@ -79,7 +79,7 @@ class Code(Test):
         for f in (started, lambda h: pool.submit(torch.sin, h).result()):
             for steps in (None, (4, 6)):
                 with self.subTest(f, steps=steps), self.assertLogs("remat", logging.WARNING) as seen:
-                    model = self.check(with_act(f, steps), steps=7)
+                    model = self.check(with_act(f, steps), steps=7, plans=steps is not None)
                     self.assertEqual(len(remat.of(model).plans), 0 if steps is None else 1)
                 self.assertEqual(len(seen.output), 1)
                 self.assertIn(f"another thread at {__file__}", seen.output[0])

@@ -261,7 +261,7 @@ class Paths(Test):
                     return act(self, h, self.steps).tanh()
 
             with self.subTest(act.__name__):
-                self.check(Writes, steps=6)
+                self.check(Writes, steps=6, plans=act not in (before, behind, twice))
 
     def test_numbers_on_paths_by_turns(self):
         """A number changes in each step. Each path is recorded anew once, and then the number is an input of its plan."""

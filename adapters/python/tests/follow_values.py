@@ -66,7 +66,7 @@ class Values(Test):
                     return act(self, h).tanh()
 
             with self.subTest(act=act.__name__):
-                self.planned(Asks) if planned else self.check(Asks)
+                self.planned(Asks) if planned else self.check(Asks, plans=False)
 
     def test_numbers(self):
         """Values that are constant, that change per step, or that choose the path; read before and after draws and running statistics."""

@@ -77,12 +77,16 @@ def run_together(threads):
 
 
 class Test(unittest.TestCase):
-    def check(self, make, step=backward, steps=5, **options):
-        """Checks that planned steps equal plain steps. @return the wrapped model"""
+    counts_plans = True
+
+    def check(self, make, step=backward, steps=5, plans=True, **options):
+        """Checks that planned steps equal plain steps, and whether there are plans at the end (None: not checked). @return the wrapped model"""
         _, plain = trained(make, step, steps, None)
         model, planned = trained(make, step, steps, options)
         for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
             self.assertTrue(same(a, b), f"step {k}")
+        if self.counts_plans and plans is not None:
+            self.assertEqual(bool(remat.of(model).plans), plans)
         return model
 
 

@@ -212,7 +212,7 @@ def test_the_budget_may_be_less_than_weights_and_gradients(tmp_path):
     assert memory["peak"] <= memory["planned"] + 4 * 64 * 512 * 4  # tensors of the loss, and the next batch
 
 
-def test_a_thousand_steps_do_not_grow(tmp_path):
+def test_many_steps_do_not_grow(tmp_path):
     model = remat.wrap(net(64, 2), offload="all", disk=tmp_path, cache=False)
     optimizer = remat.optimizer(model.parameters(), lr=1e-3, model=model)
 

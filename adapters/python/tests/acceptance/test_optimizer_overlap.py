@@ -133,8 +133,10 @@ def test_refused_in_a_later_step(habit, where):
 
 def test_the_same_habits_do_no_harm_after_all_gradients():
     for habit in HABITS:
-        model = net()
+        model, plain = net(), net()
         habit(model, remat.optimizer(model.parameters(), lr=1e-2))
+        habit(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, fused=True))
+        assert same(weights(model), weights(plain))
 
 
 @where
