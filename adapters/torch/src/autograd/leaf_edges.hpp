@@ -4,7 +4,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -12,6 +14,7 @@
 #include <cstddef>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../capture/kept_graph.hpp"
@@ -73,12 +76,12 @@ class leaf_edges {
     const auto expected = first_[l + 1] - first_[l] + others;
     return node.use_count() == expected || node.use_count() == expected + finished_edges::all().to(node.get());
   }
-  /// No gradient comes through these edges any more.
-  void finish() {
-    if (!finished_.empty()) return;
-    for (const auto& e : node_.next_edges())
-      if (e.is_valid()) finished_.push_back(e.function.get());
-    finished_edges::all().add(finished_);
+  /// No more gradients come through these edges. That holds from the end of the backward on that runs: before, gradients of this
+  /// step may be summands of a gradient to which another step adds.
+  /// @param node keeps this object
+  void finish(c10::intrusive_ptr<::torch::autograd::Node> node) {
+    if (::torch::autograd::get_current_graph_task_id() == -1) return note_finished();
+    ::torch::autograd::Engine::get_default_engine().queue_callback([this, held = std::move(node)] { note_finished(); });
   }
   /// True if another graph leads to a leaf with several edges. Autograd does not add its gradient to the sum of the leaf's
   /// summands.
@@ -121,6 +124,13 @@ class leaf_edges {
   }
 
  private:
+  void note_finished() {
+    if (!finished_.empty()) return;
+    for (const auto& e : node_.next_edges())
+      if (e.is_valid()) finished_.push_back(e.function.get());
+    finished_edges::all().add(finished_);
+  }
+
   ::torch::autograd::Node& node_;
   std::vector<std::size_t> first_ = {0};
   finished_edges::nodes finished_;  ///< autograd empties the edges of a node before it destroys it

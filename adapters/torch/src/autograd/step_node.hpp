@@ -77,7 +77,7 @@ class step_node final : public ::torch::autograd::Node {
   std::string name() const override { return "RematStepBackward"; }
   void release_variables() override {
     give_back();
-    edges_.finish();
+    edges_.finish(c10::intrusive_ptr<step_node>::reclaim_copy(this));
   }
 
  protected:
@@ -122,7 +122,7 @@ class step_node final : public ::torch::autograd::Node {
     if (batched) throw not_supported(std::string("remat: no several gradients at once (vmap) of a wrapped module; ") + as_it_is);
     if (!replan_.graph && under_autocast())
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
-    for (const auto& w : watched_) check(w, *runner_->kind->step);
+    for (const auto& w : watched_) require_unchanged(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     if (ran_kept_) keep_edges();
     auto r = std::exchange(runner_, nullptr);
@@ -263,18 +263,6 @@ class step_node final : public ::torch::autograd::Node {
     }
     return true;
   }
-  static std::string name_of(const watched& w, const program& step) {
-    if (w.slot == none) return "output " + std::to_string(w.output);
-    const auto& slot = step.slots[w.slot];
-    return (slot.from == role::parameter ? "parameter " : slot.from == role::buffer ? "buffer " : "") + slot.name;
-  }
-  static void check(const watched& w, const program& step) {
-    TORCH_CHECK(
-        w.counter.current_version() == w.version, "remat: ", name_of(w, step),
-        " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
-        "at version ",
-        w.counter.current_version(), "; expected version ", w.version);
-  }
   /// Restores edges that this backward removes, for the next one.
   void keep_edges() {
     ::torch::autograd::Engine::get_default_engine().queue_callback(
@@ -326,7 +314,7 @@ class step_node final : public ::torch::autograd::Node {
     const auto take = [&](std::size_t k, at::Tensor gradient) {
       std::erase_if(unread, [&, v = step.slots[step.parameters[k]].value](const auto& w) {
         if (step.slots[w.slot].value != v) return false;
-        check(w, step);
+        require_unchanged(w, step);
         return true;
       });
       if (!reached(step.parameter_sources[k])) return at::Tensor();
@@ -348,7 +336,7 @@ class step_node final : public ::torch::autograd::Node {
     }
     if (r.run->beyond_plan().second > 0) r.strayed(r);
     for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);
-    for (const auto& w : unread) check(w, step);  // hooks must not write other parameters, as in eager mode
+    for (const auto& w : unread) require_unchanged(w, step);  // hooks must not write other parameters, as in eager mode
     std::size_t held = r.run->gradients_still_held();
     if (r.kind->has_early_gradient) {
       if (told && held > 0) r.kind->outputs->learn_gradients_leave(false);

@@ -24,6 +24,18 @@ bool of_step(role r) { return r == role::input || r == role::gradient || r == ro
 
 }  // namespace
 
+void require_unchanged(const watched& w, const program& step) {
+  const auto name = [&] {
+    if (w.slot == none) return "output " + std::to_string(w.output);
+    const auto& slot = step.slots[w.slot];
+    return (slot.from == role::parameter ? "parameter " : slot.from == role::buffer ? "buffer " : "") + slot.name;
+  };
+  TORCH_CHECK(w.counter.current_version() == w.version, "remat: ", name(),
+              " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
+              "at version ",
+              w.counter.current_version(), "; expected version ", w.version);
+}
+
 tensor_type type_of(const at::Tensor& t) {
   return {t.sizes().vec(), t.strides().vec(), t.scalar_type(), t.device(), t.is_conj(), t.is_neg()};
 }

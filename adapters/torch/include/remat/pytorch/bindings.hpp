@@ -29,6 +29,10 @@ struct watched {
   std::size_t output = 0;  ///< position of the output, if `slot` is `none`
 };
 
+/// @param step the program that has the slot
+/// @throws c10::Error if the tensor was written since; the message names it
+void require_unchanged(const watched& w, const program& step);
+
 /// Tensors in the slots of a program: the tensors of one module, and during a step its inputs and incoming gradients.
 class bindings {
  public:
