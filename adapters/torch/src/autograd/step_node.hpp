@@ -77,7 +77,8 @@ class step_node final : public ::torch::autograd::Node {
   std::string name() const override { return "RematStepBackward"; }
   void release_variables() override {
     give_back();
-    edges_.finish(c10::intrusive_ptr<step_node>::reclaim_copy(this));
+    const bool lives = c10::raw::intrusive_ptr::use_count(this) > 0;  // a node without references is destroyed now
+    if (lives) edges_.finish(c10::intrusive_ptr<step_node>::reclaim_copy(this));
   }
 
  protected:
