@@ -61,15 +61,15 @@ class copy_dual {
   /// The prices that prove `value()`.
   const retention_cut::prices& prices() const { return prices_; }
   /// An upper bound on the maximum of the dual, s.
-  double most() const { return most_; }
+  double maximum() const { return maximum_; }
   /// Makes a cut at the most promising prices.
   /// @param known a proven bound, s
   /// @return false if the dual cannot exceed `known`, or its maximum is found
   bool improve(double known) {
-    if (most_ <= std::max(known, value_) * (1 + 1e-5)) return false;
-    const auto before = value_, promised = most_;
+    if (maximum_ <= std::max(known, value_) * (1 + 1e-5)) return false;
+    const auto before = value_, promised = maximum_;
     const auto value = look_at(prices_at(next_));
-    if (value <= before && promised <= value * (1 + 1e-5)) most_ = value_;
+    if (value <= before && promised <= value * (1 + 1e-5)) maximum_ = value_;
     return true;
   }
   /// Makes a cut at given prices.
@@ -121,15 +121,15 @@ class copy_dual {
     model_.add(all / total_, slope);
   }
   void look_ahead() {
-    std::tie(most_, next_) = model_.maximum();
-    most_ *= total_;
+    std::tie(maximum_, next_) = model_.maximum();
+    maximum_ *= total_;
   }
 
   std::unique_ptr<retention_cut> cut_;
   double read_, leave_, room_, scale_, total_;
   double to_host_ = 0, to_device_ = 0;
   concave_model model_;
-  double value_ = 0, most_ = 0;
+  double value_ = 0, maximum_ = 0;
   retention_cut::prices prices_;
   concave_model::point next_{};
 };
@@ -160,7 +160,7 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const time_sp
     if (d.value() > (leader ? leader->value() : 0)) leader = &d;
   };
   const auto look = [&](detail::copy_dual& d) {  // tries the prices of the leader
-    if (leader && d.most() > best * (1 + 1e-5) && !(stop && stop())) d.look_at(leader->prices());
+    if (leader && d.maximum() > best * (1 + 1e-5) && !(stop && stop())) d.look_at(leader->prices());
     note(d);
   };
   const auto refine = [&](detail::copy_dual& d) {
@@ -176,7 +176,7 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const time_sp
     for (auto& d : duals) look(*d);
     for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
       auto& next =
-          *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->most() < b->most(); });
+          *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->maximum() < b->maximum(); });
       if (!next->improve(best)) break;
       note(*next);
     }

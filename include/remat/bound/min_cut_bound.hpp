@@ -70,10 +70,10 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     std::unique_ptr<retention_cut> cut;
     retention_cut::choice all, few;  // lines seconds + lambda (bytes - room), at the smallest and largest lambda so far
     bytes_t room;
-    double lambda = 0, most = 0;  // where the two lines meet: lambda, and their value, s
+    double lambda = 0, maximum = 0;  // where the two lines meet: lambda, and their value, s
     void look_ahead() {
       lambda = retention_cut::multiplier(all, few);
-      most = all.seconds + lambda * static_cast<double>(all.bytes - room);
+      maximum = all.seconds + lambda * static_cast<double>(all.bytes - room);
     }
   };
   std::vector<dual> duals;
@@ -82,8 +82,8 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     auto c = d.cut->minimum(d.lambda);
     const double value = c.seconds + d.lambda * static_cast<double>(c.bytes - d.room) - c.error;
     extra = std::max(extra, value);
-    if (value + c.error >= d.most * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) {
-      d.most = 0;  // its maximum is known
+    if (value + c.error >= d.maximum * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) {
+      d.maximum = 0;  // its maximum is known
       return;
     }
     (c.bytes > d.room ? d.all : d.few) = std::move(c);
@@ -104,12 +104,13 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
         if (d.all.bytes <= room || d.all.bytes <= d.few.bytes) continue;
       }
       d.look_ahead();
-      for (int i = 0; i < (duals.empty() ? 20 : 1) && d.most > extra && !(stop && stop()); ++i) improve(d);
-      if (d.most > extra) duals.push_back(std::move(d));
+      for (int i = 0; i < (duals.empty() ? 20 : 1) && d.maximum > extra && !(stop && stop()); ++i) improve(d);
+      if (d.maximum > extra) duals.push_back(std::move(d));
     }
     for (auto left = 10 * o.refined; left > 0 && !duals.empty() && !(stop && stop()); --left) {
-      auto& next = *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a.most < b.most; });
-      if (next.most <= extra * (1 + 1e-6)) break;
+      auto& next =
+          *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a.maximum < b.maximum; });
+      if (next.maximum <= extra * (1 + 1e-6)) break;
       improve(next);
     }
   } catch (const interrupted&) {  // keeps the bounds proven so far

@@ -58,15 +58,15 @@ class multi_cut_search {
     while (!open.empty()) {
       const auto lowest =
           std::min_element(open.begin(), open.end(), [](const auto& a, const auto& b) { return a.bound < b.bound; });
-      auto now = std::move(*lowest);
+      auto chosen = std::move(*lowest);
       open.erase(lowest);
       others_ = milp::infinity;
       for (const auto& x : open) others_ = std::min(others_, x.bound);
-      own_ = &now.bound;
-      raise_bound(now.bound);
-      if (now.ended || done()) return;
-      auto parts = search_order(now);
-      if (parts.empty()) parts.push_back(std::move(now));
+      own_ = &chosen.bound;
+      raise_bound(chosen.bound);
+      if (chosen.ended || done()) return;
+      auto parts = search_order(chosen);
+      if (parts.empty()) parts.push_back(std::move(chosen));
       for (auto& part : parts) open.push_back(std::move(part));
     }
   }
@@ -86,7 +86,7 @@ class multi_cut_search {
   };
   /// The schedules with one order of the moments, and the state of the search among them.
   struct order {
-    solved_model now = {};
+    solved_model model = {};
     double bound = 0;                         ///< lower bound on their time, s
     std::size_t rows = first_rows;            ///< the model grows up to this number of rows
     double worth = 1e-3;                      ///< least relative gain of the relaxation for which a moment is added
@@ -105,9 +105,9 @@ class multi_cut_search {
   bool branches() const { return options_.integer && !p_.copies(); }  // with copies, branching proves little more
   bool done() const { return m_.stopped() || known_ * (1 - m_.limits().gap) <= proven_.seconds; }
   /// The number of places to try for another moment. 0 if a relaxation is too expensive for trials.
-  std::size_t tries(const solved_model& now) const {
-    if (!now.solved() || p_.copies() || now.rows() >= most_tried_rows) return 0;
-    return std::clamp<std::size_t>(tried_rows / now.rows(), least_tries, 40);
+  std::size_t tries(const solved_model& model) const {
+    if (!model.solved() || p_.copies() || model.rows() >= most_tried_rows) return 0;
+    return std::clamp<std::size_t>(tried_rows / model.rows(), least_tries, 40);
   }
 
   /// Raises the bound of the current order. The lowest bound of all orders holds for every schedule.
@@ -145,37 +145,37 @@ class multi_cut_search {
   /// Solves the relaxation over some moments.
   /// @return has no `form` if the search is stopped before the model is built
   solved_model relax(const std::vector<operation_id>& moments) {
-    solved_model now;
-    if (m_.stopped()) return now;
+    solved_model model;
+    if (m_.stopped()) return model;
     try {
-      now.form = std::make_unique<multi_cut_model>(p_, budget_, moments, options_, milp::longest_row(backend_),
-                                                   [&] { return m_.stopped(); });
+      model.form = std::make_unique<multi_cut_model>(p_, budget_, moments, options_, milp::longest_row(backend_),
+                                                     [&] { return m_.stopped(); });
     } catch (const interrupted&) {
-      return now;
+      return model;
     }
     limits_.gap = 0;
     limits_.cutoff = milp::infinity;
-    now.s = solve(*now.form, now.form->relaxation());
-    return now;
+    model.s = solve(*model.form, model.form->relaxation());
+    return model;
   }
 
   /// Grows the model by moments that raise its relaxation. Then branches until the bound stalls. Then adds moments where the
   /// integral solution is over the budget.
   /// @return several orders in the place of `x`, if a division raised the relaxation most; else none
   std::vector<order> search_order(order& x) {
-    if (!x.now.form) x.now = relax(choice_.first());
+    if (!x.model.form) x.model = relax(choice_.first());
     auto parts = grow(x);
     if (!parts.empty()) return parts;
-    if (!x.now.solved() || done() || !branches()) {
+    if (!x.model.solved() || done() || !branches()) {
       x.ended = true;
       return {};
     }
-    auto solution = x.now.s.x;
-    if (std::exchange(x.branched, x.now.moments()) != x.now.moments()) solution = branch(x, true);
+    auto solution = x.model.s.x;
+    if (std::exchange(x.branched, x.model.moments()) != x.model.moments()) solution = branch(x, true);
     if (done()) return {};
     x.rows *= 2;
-    if (const auto more = moments_where_exceeded(*x.now.form, solution); more != x.now.moments()) {
-      x.now = relax(more);
+    if (const auto more = moments_where_exceeded(*x.model.form, solution); more != x.model.moments()) {
+      x.model = relax(more);
     } else if (x.worth > 1e-4) {
       x.worth /= 10;
     } else {
@@ -188,28 +188,28 @@ class multi_cut_search {
   /// the solution seems to be over the budget.
   /// @return as for `search_order`
   std::vector<order> grow(order& x) {
-    auto& now = x.now;
-    if (now.solved()) report_solution(*now.form, now.s.x);
+    auto& model = x.model;
+    if (model.solved()) report_solution(*model.form, model.s.x);
     const auto rows = branches() ? x.rows : std::numeric_limits<std::size_t>::max();
-    while (now.solved() && !done() && now.rows() < rows && now.moments().size() < options_.moments) {
-      if (tries(now) > 0 && x.prune) prune(now);
-      auto places = choice_.excess_on_path(*now.form, now.s.x);
+    while (model.solved() && !done() && model.rows() < rows && model.moments().size() < options_.moments) {
+      if (tries(model) > 0 && x.prune) prune(model);
+      auto places = choice_.excess_on_path(*model.form, model.s.x);
       solved_model next;
-      if (tries(now) > 0) {
+      if (tries(model) > 0) {
         auto parts = best_of(x, places, next);
         if (!parts.empty()) return parts;
-        std::erase_if(places, [&](const auto& c) { return c.gain < x.worth * now.seconds(); });
+        std::erase_if(places, [&](const auto& c) { return c.gain < x.worth * model.seconds(); });
       } else {
         std::erase_if(places, [&](const auto& c) { return c.gain <= 0; });
       }
       if (places.empty()) return {};
-      const auto several = with(now.moments(), places);
+      const auto several = with(model.moments(), places);
       if (several != next.moments())
         if (auto together = relax(several); !next.solved() || (together.solved() && together.seconds() >= next.seconds()))
           next = std::move(together);
       if (!next.solved()) return {};
-      now = std::move(next);
-      report_solution(*now.form, now.s.x);
+      model = std::move(next);
+      report_solution(*model.form, model.s.x);
     }
     return {};
   }
@@ -219,31 +219,31 @@ class multi_cut_search {
   /// @param best   afterwards the best of the models tried
   /// @return the orders of the division, if it raises the relaxation enough; else none
   std::vector<order> best_of(order& x, std::vector<candidate>& places, solved_model& best) {
-    const auto& now = x.now;
-    auto beside = choice_.excess_beside_path(*now.form, now.s.x);
+    const auto& model = x.model;
+    auto beside = choice_.excess_beside_path(*model.form, model.s.x);
     places.resize(std::min(places.size(), least_tries));
     x.prune = !beside.empty();
     if (x.prune)
-      for (const auto& c : choice_.along(now.moments(), tries(now) - least_tries)) places.push_back(c);
+      for (const auto& c : choice_.along(model.moments(), tries(model) - least_tries)) places.push_back(c);
     const auto several = std::stable_partition(places.begin(), places.end(), [](const auto& c) { return c.decided(); });
     beside.insert(beside.begin(), several, places.end());
     places.erase(several, places.end());
-    double most = 0;
+    double max_gain = 0;
     for (auto& c : places) {
-      auto one = relax(c.among(now.moments(), c.from));
-      c.gain = one.solved() ? one.seconds() - now.seconds() : 0;
-      most = std::max(most, c.gain);
+      auto one = relax(c.among(model.moments(), c.from));
+      c.gain = one.solved() ? one.seconds() - model.seconds() : 0;
+      max_gain = std::max(max_gain, c.gain);
       if (one.solved() && (!best.solved() || one.seconds() > best.seconds())) best = std::move(one);
     }
     std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.gain > b.gain; });
-    std::erase_if(places, [&](const auto& c) { return c.gain < most / 2; });
+    std::erase_if(places, [&](const auto& c) { return c.gain < max_gain / 2; });
     std::vector<order> parts;
-    const double worth = x.worth * now.seconds();
-    if (most > worth) return parts;
-    most = worth;
+    const double worth = x.worth * model.seconds();
+    if (max_gain > worth) return parts;
+    max_gain = worth;
     beside.resize(std::min(beside.size(), least_tries));
     for (const auto& c : beside)
-      if (auto [gain, orders] = divide(x, c, most); gain > most) most = gain, parts = std::move(orders);
+      if (auto [gain, orders] = divide(x, c, max_gain); gain > max_gain) max_gain = gain, parts = std::move(orders);
     return parts;
   }
   /// Makes an order for each place of the operation `c` among the moments.
@@ -257,9 +257,9 @@ class multi_cut_search {
     for (auto at = c.from; at <= c.to && gain > least; ++at) {
       order part{.bound = x.bound, .rows = x.rows, .worth = x.worth};
       own_ = &part.bound;
-      part.now = relax(c.among(x.now.moments(), at));
-      if (!part.now.solved() && std::isfinite(part.bound)) gain = 0;  // gain unknown
-      if (part.now.solved()) gain = std::min(gain, part.now.seconds() - x.now.seconds());
+      part.model = relax(c.among(x.model.moments(), at));
+      if (!part.model.solved() && std::isfinite(part.bound)) gain = 0;  // gain unknown
+      if (part.model.solved()) gain = std::min(gain, part.model.seconds() - x.model.seconds());
       parts.push_back(std::move(part));
     }
     own_ = own;
@@ -268,11 +268,11 @@ class multi_cut_search {
     return {0, std::vector<order>()};
   }
   /// Removes moments without which the relaxation has the same optimum.
-  void prune(solved_model& now) {
-    for (std::size_t j = now.moments().size(); j-- > 0 && now.moments().size() > 1;) {
-      auto kept = now.moments();
+  void prune(solved_model& model) {
+    for (std::size_t j = model.moments().size(); j-- > 0 && model.moments().size() > 1;) {
+      auto kept = model.moments();
       kept.erase(kept.begin() + static_cast<std::ptrdiff_t>(j));
-      if (auto less = relax(kept); less.solved() && less.seconds() > now.seconds() * (1 - 1e-5)) now = std::move(less);
+      if (auto less = relax(kept); less.solved() && less.seconds() > model.seconds() * (1 - 1e-5)) model = std::move(less);
     }
   }
   /// `moments` and up to three of `places`.
@@ -293,7 +293,7 @@ class multi_cut_search {
   /// @param stalls end when twice the time has raised the bound by less than 0.1 %
   /// @return the solution found, else that of the relaxation
   Eigen::VectorXd branch(order& x, bool stalls) {
-    const auto& form = *x.now.form;
+    const auto& form = *x.model.form;
     limits_.gap = m_.limits().gap / 2;
     limits_.cutoff = known_ / form.unit();
     double began = m_.elapsed(), next = 1, last = 0;  // `next`: when the bound is looked at, s; `last`: the bound then, units
@@ -306,7 +306,7 @@ class multi_cut_search {
       };
     const auto s = solve(form, form.model());
     x.exact = s.status == milp::status::optimal || s.status == milp::status::cutoff;
-    if (!s.found()) return x.now.s.x;
+    if (!s.found()) return x.model.s.x;
     report_solution(form, s.x);
     return s.x;
   }

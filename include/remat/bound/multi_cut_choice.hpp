@@ -82,9 +82,9 @@ class multi_cut_choice {
 
   /// Places on the path where the solution `x` seems to be over the budget: the worst between each two moments, worst first.
   std::vector<candidate> excess_on_path(const multi_cut_model& form, const Eigen::VectorXd& x) const {
-    std::vector<std::pair<double, operation_id>> found;
-    for (auto o : path_) found.emplace_back(form.strain(x, o) - 1e-4, o);
-    return spread(std::move(found), form.moments());
+    std::vector<std::pair<double, operation_id>> excess;
+    for (auto o : path_) excess.emplace_back(form.strain(x, o) - 1e-4, o);
+    return spread(std::move(excess), form.moments());
   }
   /// Up to `count` places, spread evenly along the path.
   std::vector<candidate> along(const std::vector<operation_id>& moments, std::size_t count) const {
@@ -97,10 +97,10 @@ class multi_cut_choice {
   /// Operations beside the path, each with several places, that seem to exceed the budget in the solution `x` if they run as
   /// early as they can: the worst between each two moments, worst first.
   std::vector<candidate> excess_beside_path(const multi_cut_model& form, const Eigen::VectorXd& x) const {
-    std::vector<std::pair<double, operation_id>> found;
+    std::vector<std::pair<double, operation_id>> excess;
     for (auto o : beside_)
-      if (const double over = form.strain(x, o, true); over > 0) found.emplace_back(over, o);
-    auto worst = spread(std::move(found), form.moments());
+      if (const double over = form.strain(x, o, true); over > 0) excess.emplace_back(over, o);
+    auto worst = spread(std::move(excess), form.moments());
     std::erase_if(worst, [](const auto& c) { return c.decided(); });
     return worst;
   }
@@ -109,17 +109,17 @@ class multi_cut_choice {
     const auto order = order_of(p_, form, x);
     if (!order) return {};
     const auto memory = measure_order(p_, *order).memory;
-    std::vector<std::pair<double, operation_id>> found;
+    std::vector<std::pair<double, operation_id>> excess;
     auto next = path_.begin();
-    bytes_t most = 0;  // since the last operation of the path
+    bytes_t peak = 0;  // since the last operation of the path
     for (std::size_t k = 0; k < order->size() && next != path_.end(); ++k) {
-      most = std::max(most, memory[k]);
+      peak = std::max(peak, memory[k]);
       if ((*order)[k] != *next) continue;
-      if (most > budget_) found.emplace_back(static_cast<double>(most - budget_), *next);
-      most = 0;
+      if (peak > budget_) excess.emplace_back(static_cast<double>(peak - budget_), *next);
+      peak = 0;
       ++next;
     }
-    return spread(std::move(found), form.moments());
+    return spread(std::move(excess), form.moments());
   }
 
   /// `moments` with `o` added if it has only one place; otherwise `moments`.
@@ -137,20 +137,20 @@ class multi_cut_choice {
   /// Complexity: O(values + edges).
   candidate place(double gain, operation_id o, const std::vector<operation_id>& moments) const {
     const auto [below, above] = relatives_of(p_, o);
-    candidate found{gain, o, 0, moments.size()};
+    candidate c{gain, o, 0, moments.size()};
     for (std::size_t j = moments.size(); j-- > 0;) {
-      if (above[moments[j]]) found.from = std::max(found.from, j + 1);
-      if (below[moments[j]]) found.to = j;
+      if (above[moments[j]]) c.from = std::max(c.from, j + 1);
+      if (below[moments[j]]) c.to = j;
     }
-    return found;
+    return c;
   }
-  /// The worst of `found` between each two moments, worst first. An operation with several places counts at the first of them.
-  std::vector<candidate> spread(std::vector<std::pair<double, operation_id>> found,
+  /// The worst of `excess` between each two moments, worst first. An operation with several places counts at the first of them.
+  std::vector<candidate> spread(std::vector<std::pair<double, operation_id>> excess,
                                 const std::vector<operation_id>& moments) const {
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::stable_sort(excess.begin(), excess.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     std::vector<candidate> worst;
     std::vector<bool> taken(moments.size() + 1, false);
-    for (const auto& [gain, o] : found) {
+    for (const auto& [gain, o] : excess) {
       if (contains(moments, o)) continue;
       const auto c = place(gain, o, moments);
       if (!taken[c.from]) worst.push_back(c);

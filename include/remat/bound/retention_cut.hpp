@@ -188,16 +188,16 @@ class retention_cut {
   /// The least seconds from the begin of `tau` until the values that `tau` and its descendants make have been sent. Only values
   /// that end on the host and leave before the end count. One copy follows another. No copy begins before its value can exist.
   double leave_after() const {
-    std::vector<double> made(p_.values().size(), 0);
+    std::vector<double> earliest(p_.values().size(), 0);
     std::vector<std::pair<double, double>> copies;  // earliest begin, duration
     for (operation_id o = tau_; o < role_.size(); ++o) {
       if (role_[o] != role::descendant) continue;
       double begin = 0;
-      for (auto v : p_.operations()[o].inputs) begin = std::max(begin, made[v]);
+      for (auto v : p_.operations()[o].inputs) begin = std::max(begin, earliest[v]);
       for (auto v : p_.operations()[o].outputs) {
-        made[v] = begin + p_.operations()[o].seconds;
+        earliest[v] = begin + p_.operations()[o].seconds;
         if (p_.values()[v].ends == host && (!within_ || within_->leaves[v]))
-          copies.emplace_back(made[v], copy_seconds(v, p_.copies()->to_host));
+          copies.emplace_back(earliest[v], copy_seconds(v, p_.copies()->to_host));
       }
     }
     std::sort(copies.begin(), copies.end());
@@ -226,28 +226,29 @@ class retention_cut {
     return (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
   }
   /// The choices that are minimal for some lambda, most bytes first.
-  /// @param most the largest number of choices, >= 2; if there are more, the widest ranges of bytes are divided first
+  /// @param limit the largest number of choices, >= 2; if there are more, the widest ranges of bytes are divided first
   /// @return at least `retain_all()`; if a cut is interrupted, the choices found before it
-  /// Complexity: at most 2 `most` calls of `minimum`.
-  std::vector<choice> breakpoints(std::size_t most) {
-    std::vector<choice> found = {retain_all()};
+  /// Complexity: at most 2 `limit` calls of `minimum`.
+  std::vector<choice> breakpoints(std::size_t limit) {
+    std::vector<choice> choices = {retain_all()};
     try {
-      divide(found, most);
+      divide(choices, limit);
     } catch (const interrupted&) {  // keeps the choices found so far
     }
-    return found;
+    return choices;
   }
 
  private:
-  /// Adds `retain_least()` to `found`, and then choices between neighbours.
-  void divide(std::vector<choice>& found, std::size_t most) {
-    found.push_back(retain_least());
-    std::vector<bytes_t> ranges = {found[0].bytes - found[1].bytes};  // of bytes between neighbours; 0 if no choice lies between
-    while (found.size() < most) {
+  /// Adds `retain_least()` to `choices`, and then choices between neighbours.
+  void divide(std::vector<choice>& choices, std::size_t limit) {
+    choices.push_back(retain_least());
+    std::vector<bytes_t> ranges = {choices[0].bytes -
+                                   choices[1].bytes};  // of bytes between neighbours; 0 if no choice lies between
+    while (choices.size() < limit) {
       const auto widest = std::max_element(ranges.begin(), ranges.end());
       const auto at = widest - ranges.begin() + 1;
       if (*widest <= 0) break;
-      const auto rich = found.begin() + at - 1, lean = found.begin() + at;
+      const auto rich = choices.begin() + at - 1, lean = choices.begin() + at;
       const double lambda = multiplier(*rich, *lean);
       auto between = lambda > 0 ? minimum(lambda) : *rich;
       if (between.bytes >= rich->bytes || between.bytes <= lean->bytes) {
@@ -256,7 +257,7 @@ class retention_cut {
       }
       *widest = rich->bytes - between.bytes;
       ranges.insert(ranges.begin() + at, between.bytes - lean->bytes);
-      found.insert(found.begin() + at, std::move(between));
+      choices.insert(choices.begin() + at, std::move(between));
     }
   }
 
@@ -306,9 +307,9 @@ class retention_cut {
       if (role_[o] == role::ancestor && within_->first[o] >= 0 && within_->first[o] <= within_->first[tau_])
         runs.emplace_back(within_->first[o], p_.operations()[o].seconds);
     std::sort(runs.rbegin(), runs.rend());
-    double sum = 0, most = 0;
+    double sum = 0, latest = 0;
     for (const auto& [first, seconds] : runs)
-      if (sum += seconds; first + sum >= most * (1 - 1e-9)) head_ = first, most = std::max(most, first + sum);
+      if (sum += seconds; first + sum >= latest * (1 - 1e-9)) head_ = first, latest = std::max(latest, first + sum);
     sent_after_ = head_;
     bytes_t early = 0;
     for (value_id v = 0; v < p_.values().size(); ++v)

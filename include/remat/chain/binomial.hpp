@@ -33,8 +33,8 @@ inline std::uint64_t repetitions(std::uint64_t steps, std::uint64_t slots) {
 }
 
 inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
-  constexpr std::uint64_t most = std::uint64_t{1} << 31;
-  if (steps < 1 || steps > most) throw bad_option("revolve: steps must be in [1, 2^31], got " + std::to_string(steps));
+  constexpr std::uint64_t max_steps = std::uint64_t{1} << 31;
+  if (steps < 1 || steps > max_steps) throw bad_option("revolve: steps must be in [1, 2^31], got " + std::to_string(steps));
   if (slots < 1) throw bad_option("revolve: slots must be >= 1, got 0");
 }
 
@@ -81,23 +81,23 @@ inline std::vector<chain_step> revolve_schedule(std::uint64_t links, std::uint64
   std::vector<piece> stack = {{0, links, slots}};
   const auto add = [&](chain_step::kind what, std::uint64_t link) { steps.push_back({what, static_cast<std::size_t>(link), 0}); };
   while (!stack.empty()) {
-    const auto now = stack.back();
+    const auto top = stack.back();
     stack.pop_back();
-    if (now.length == 1) {
-      add(chain_step::kind::forward, now.first);
-      add(chain_step::kind::backward, now.first);
+    if (top.length == 1) {
+      add(chain_step::kind::forward, top.first);
+      add(chain_step::kind::backward, top.first);
       continue;
     }
-    std::uint64_t left = now.length - 1;  // with one slot: all the way to the last link
-    auto rest = now.slots;
-    if (now.slots > 1) {
-      rest = std::min(now.slots, now.length);
-      const auto r = detail::repetitions(now.length, rest);
-      left = std::min(detail::binomial(rest, r - 1, now.length), now.length - detail::binomial(rest - 1, r - 1, now.length));
+    std::uint64_t left = top.length - 1;  // with one slot: all the way to the last link
+    auto rest = top.slots;
+    if (top.slots > 1) {
+      rest = std::min(top.slots, top.length);
+      const auto r = detail::repetitions(top.length, rest);
+      left = std::min(detail::binomial(rest, r - 1, top.length), top.length - detail::binomial(rest - 1, r - 1, top.length));
     }
-    for (std::uint64_t i = 0; i < left; ++i) add(chain_step::kind::checkpoint, now.first + i);
-    stack.push_back({now.first, left, now.slots});
-    stack.push_back({now.first + left, now.length - left, rest > 1 ? rest - 1 : 1});
+    for (std::uint64_t i = 0; i < left; ++i) add(chain_step::kind::checkpoint, top.first + i);
+    stack.push_back({top.first, left, top.slots});
+    stack.push_back({top.first + left, top.length - left, rest > 1 ? rest - 1 : 1});
   }
   return steps;
 }

@@ -49,13 +49,13 @@ namespace detail {
 class fastest_persistent_search {
  public:
   fastest_persistent_search(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o)
-      : chain_(c), most_(budget - c.links[0].input), options_(o), bounds_(chain_, most_) {}
+      : chain_(c), capacity_(budget - c.links[0].input), options_(o), bounds_(chain_, capacity_) {}
 
   chain_answer run() {
     const auto last = chain_.size() - 1;
     bounds_.choose([this] { return poll(); });
     found best;
-    double bound = stopped_ ? 0 : bounds_.least(0, last, most_);
+    double bound = stopped_ ? 0 : bounds_.least(0, last, capacity_);
     widen(best, bound);
     chain_answer answer;
     answer.bound = chain_.ideal() + bound;
@@ -114,21 +114,21 @@ class fastest_persistent_search {
   /// They find good schedules, which make the wide passes short. To be short themselves, they assume a cutoff just above the
   /// bound.
   void widen(found& best, double& bound) {
-    const part whole{0, chain_.size() - 1, most_};
+    const part whole{0, chain_.size() - 1, capacity_};
     double pretended = std::max(0.02 * std::max(bound, 0.01 * chain_.all_forwards()), std::numeric_limits<double>::min());
     const auto widest = std::max<std::size_t>(1, options_.most_labels / chain_.size());
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
       nested_ = narrow ? 0 : most_nested;
       width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
-      found now;
-      for (; narrow && now.plan == none_ && !stopped_ && pretended < 4 * chain_.all_forwards(); pretended *= 4) {
-        now = solve(whole, std::min(best.overhead, bound + pretended), 0);
+      found answer;
+      for (; narrow && answer.plan == none_ && !stopped_ && pretended < 4 * chain_.all_forwards(); pretended *= 4) {
+        answer = solve(whole, std::min(best.overhead, bound + pretended), 0);
         if (best.plan != none_) break;
       }
-      if (!narrow) now = solve(whole, best.overhead, 0);
-      bound = std::max(bound, now.bound);
-      if (now.plan != none_) best = now;
+      if (!narrow) answer = solve(whole, best.overhead, 0);
+      bound = std::max(bound, answer.bound);
+      if (answer.plan != none_) best = answer;
       if (!narrow && width_ == widest) break;
     }
   }
@@ -207,7 +207,7 @@ class fastest_persistent_search {
   }
   void run_later(search& x, std::size_t a, std::size_t from) {
     const auto j = x.whole.j;
-    const auto most = x.expanded[from].m;
+    const auto bytes = x.expanded[from].m;
     lagrangian_bounds::priced lowest;
     lowest.fill(never);
     for (auto y = from; y < x.expanded.size(); ++y)
@@ -220,7 +220,7 @@ class fastest_persistent_search {
       double best = 0;
       for (std::size_t k = 0; k < lagrangian_bounds::prices; ++k)
         best = std::max(best, lowest[k] + rest[k] + bounds_.price(k) * static_cast<double>(chain_.input(s.s)));
-      if (s.forward + s.missing(most - after) + best >= x.cutoff) return true;
+      if (s.forward + s.missing(bytes - after) + best >= x.cutoff) return true;
       work_ += x.expanded.size() - from;
       if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
       if (stopped_) return false;
@@ -258,11 +258,11 @@ class fastest_persistent_search {
       best.plan = answer.plan;
     }
     if (best.bound >= std::min(best.overhead, room) || depth > nested_) return best;
-    auto now = solve(x, std::min(room, best.overhead), depth);
-    best.bound = std::max(best.bound, now.bound);
-    now.bound = best.bound;
-    if (now.plan != none_) best = now;
-    known_[{x.i, x.j}].push_back({x.m, now});
+    auto solved = solve(x, std::min(room, best.overhead), depth);
+    best.bound = std::max(best.bound, solved.bound);
+    solved.bound = best.bound;
+    if (solved.plan != none_) best = solved;
+    known_[{x.i, x.j}].push_back({x.m, solved});
     return best;
   }
   /// Stores the best path of a search as a plan.
@@ -315,7 +315,7 @@ class fastest_persistent_search {
     found answer;
   };
   overheads chain_;
-  bytes_t most_;
+  bytes_t capacity_;
   fastest_persistent_options options_;
   lagrangian_bounds bounds_;
   std::map<std::pair<std::size_t, std::size_t>, std::vector<memory>> known_;  // per first and last link

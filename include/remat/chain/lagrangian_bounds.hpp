@@ -94,7 +94,7 @@ class lagrangian_bounds {
   static constexpr std::size_t prices = 32;
   using priced = std::array<double, prices>;
 
-  lagrangian_bounds(const overheads& c, bytes_t most) : chain_(c), most_(most), bounds_(c.size()) {}
+  lagrangian_bounds(const overheads& c, bytes_t capacity) : chain_(c), capacity_(capacity), bounds_(c.size()) {}
 
   double price(std::size_t k) const { return price_[k]; }
   /// D(i, j) for all prices, s.
@@ -110,9 +110,9 @@ class lagrangian_bounds {
       };
       for (const auto& o : chain_.link(a).options)
         lower(chain_.overhead(a, o), a == j ? chain_.threshold(a, j, o) : o.saved, a == j ? nullptr : &d.back());
-      const auto most = most_ - (a > 0 ? chain_.input(a) : 0);
+      const auto room = capacity_ - (a > 0 ? chain_.input(a) : 0);
       chain_.splits(a, j, [&](const overheads::split& x) {
-        lower(x.forward + x.missing(most - chain_.kept(x.s, chain_.size() - 1)), chain_.input(x.s), &d[j - x.s]);
+        lower(x.forward + x.missing(room - chain_.kept(x.s, chain_.size() - 1)), chain_.input(x.s), &d[j - x.s]);
         return true;
       });
       d.push_back(least);
@@ -146,7 +146,7 @@ class lagrangian_bounds {
       }
       const auto& d = at(0, last);
       std::size_t best = 0;
-      const auto value = [&](std::size_t k) { return d[k] - price_[k] * static_cast<double>(most_); };
+      const auto value = [&](std::size_t k) { return d[k] - price_[k] * static_cast<double>(capacity_); };
       for (std::size_t k = 1; k < prices; ++k)
         if (value(k) > value(best)) best = k;
       low = price_[best > 0 ? best - 1 : 0];
@@ -159,7 +159,7 @@ class lagrangian_bounds {
 
  private:
   const overheads& chain_;
-  bytes_t most_;
+  bytes_t capacity_;
   priced price_{};
   std::vector<std::vector<priced>> bounds_;  // per last link
 };

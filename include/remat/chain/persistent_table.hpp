@@ -65,14 +65,14 @@ class persistent_table {
     if (n > most_links)
       throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
     choose_unit(o.slots);
-    most_ = n == 0 ? 0 : floor_units(budget - chain_.input(0));
-    if (most_ > most_units)
-      throw bad_option("persistent_table.slots: " + std::to_string(most_) + " units, at most " + std::to_string(most_units) +
+    capacity_ = n == 0 ? 0 : floor_units(budget - chain_.input(0));
+    if (capacity_ > most_units)
+      throw bad_option("persistent_table.slots: " + std::to_string(capacity_) + " units, at most " + std::to_string(most_units) +
                        " are possible");
     table_.resize(n * (n + 1) / 2);
     complete_ = true;
-    if (most_ < 0) return;
-    best_.assign(static_cast<std::size_t>(most_) + 1, never);
+    if (capacity_ < 0) return;
+    best_.assign(static_cast<std::size_t>(capacity_) + 1, never);
     for (std::size_t j = 0; j < n; ++j)
       for (auto i = j + 1; i-- > 0;) {
         if (o.stop && o.stop()) {
@@ -140,14 +140,14 @@ class persistent_table {
     };
     std::vector<task> stack = {{first, last, floor_units(bytes), {}}};
     while (!stack.empty()) {
-      const task now = stack.back();
+      const task top = stack.back();
       stack.pop_back();
-      if (now.step) {
-        list.push_back(*now.step);
+      if (top.step) {
+        list.push_back(*top.step);
         continue;
       }
-      const auto i = now.i, j = now.j;
-      const auto m = now.m;
+      const auto i = top.i, j = top.j;
+      const auto m = top.m;
       double best = never;
       std::size_t option = 0, split = 0;  // split 0: run link i now
       for (std::size_t k = 0; k < ways(i, j); ++k) {
@@ -235,7 +235,7 @@ class persistent_table {
   void lower(bytes_t least, double seconds, const curve& f, bytes_t f_shift, const curve& g, bytes_t g_shift) {
     if (f.seconds.empty() || g.seconds.empty()) return;
     const auto from = std::max({least, f.from + f_shift, g.from + g_shift});
-    if (from > most_) return;
+    if (from > capacity_) return;
     // Beyond `to`, `best_` is already as low as the sum can be.
     const double lowest = seconds + (f.seconds.back() + g.seconds.back());
     const auto to = std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
@@ -275,7 +275,7 @@ class persistent_table {
 
   recurrence chain_;
   bool inputs_only_;
-  bytes_t budget_, unit_ = 1, most_ = 0;
+  bytes_t budget_, unit_ = 1, capacity_ = 0;
   std::vector<curve> table_;
   std::vector<double> best_;  // curve in computation
   bool complete_ = false, exact_ = true;

@@ -57,16 +57,17 @@ class copy_incumbent {
   ///
   /// A third way, demand paging, is slower to try. It is tried for the first order, for orders over which no copies can be laid
   /// otherwise, and as long as demand paging gave the fastest schedule.
-  /// @param most s: gives up on schedules that take longer
-  /// @return the schedule and its waits; nothing if the order does not fit, or if `most` or `stop` made it give up
+  /// @param limit s: gives up on schedules that take longer
+  /// @return the schedule and its waits; nothing if the order does not fit, or if `limit` or `stop` made it give up
   /// Complexity: that of `schedule_copies`, and that of `evaluate` if the schedule may be the fastest.
-  std::optional<copy_schedule> offer(const order_with_departures& order, double most = std::numeric_limits<double>::infinity()) {
+  std::optional<order_with_copies> offer(const order_with_departures& order,
+                                         double limit = std::numeric_limits<double>::infinity()) {
     const bool first = !laid_;
-    if (!p_.plain()) most *= 1.01;  // the period by `evaluate` may be shorter
+    if (!p_.plain()) limit *= 1.01;  // the period by `evaluate` may be shorter
     const auto share = share_.load();
-    auto laid = lay(order, most, share);
-    if (!laid && share < 1) laid = lay(order, most, 1);
-    if (!p_.plain() && order.departures.empty() && !gives_up(order) && (first || paged_ || (!laid && std::isinf(most))))
+    auto laid = lay(order, limit, share);
+    if (!laid && share < 1) laid = lay(order, limit, 1);
+    if (!p_.plain() && order.departures.empty() && !gives_up(order) && (first || paged_ || (!laid && std::isinf(limit))))
       if (auto paged = schedule_copies(p_, order.order, budget_, {.on_demand = true, .stop = stop_});
           paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
         laid = std::move(paged);
@@ -125,15 +126,15 @@ class copy_incumbent {
     return order.order.size() >= copy_options::polled_every && stop_ && stop_();
   }
   /// Lays copies within a share of the budget in two ways, and takes the faster schedule.
-  std::optional<copy_schedule> lay(const order_with_departures& order, double most, double share) {
+  std::optional<order_with_copies> lay(const order_with_departures& order, double limit, double share) {
     if (gives_up(order)) return std::nullopt;
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
-    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .most = most, .stop = stop_});
+    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .most = limit, .stop = stop_});
     if (!gives_up(order) && (laid ? !laid->waits.empty() : !p_.plain()))
       if (auto frugal = schedule_copies(p_, order.order, budget,
                                         {.frugal = true,
                                          .departures = order.departures,
-                                         .most = laid ? std::min(most, laid->seconds) : most,
+                                         .most = laid ? std::min(limit, laid->seconds) : limit,
                                          .stop = stop_});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
@@ -143,7 +144,7 @@ class copy_incumbent {
   /// Evaluates a schedule, and keeps it if it is the fastest so far.
   /// @param share of the budget; 0: by demand paging
   /// @return false if the schedule has no finite time, because links are too slow
-  bool take(const order_with_departures& order, copy_schedule& laid, double share) {
+  bool take(const order_with_departures& order, order_with_copies& laid, double share) {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
@@ -193,7 +194,7 @@ namespace detail {
 /// @param positions of the computations of `laid` in the order that `n` holds
 /// @return false if no value can be computed again
 template <class Random>
-bool recompute_instead(const problem& p, const copy_schedule& laid, const std::vector<std::size_t>& positions,
+bool recompute_instead(const problem& p, const order_with_copies& laid, const std::vector<std::size_t>& positions,
                        order::destroy_repair& n, Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
@@ -202,7 +203,7 @@ bool recompute_instead(const problem& p, const copy_schedule& laid, const std::v
     if (const auto& other = laid.waits[pick(laid.waits.size())]; other.seconds > wait.seconds) wait = other;
   const auto& copies = wait.arrival ? laid.to_device : laid.to_host;
   auto end = std::upper_bound(copies.begin(), copies.end(), wait.until * (1 + 1e-12),
-                              [](double t, const copy_schedule::transfer& x) { return t < x.end; });
+                              [](double t, const order_with_copies::transfer& x) { return t < x.end; });
   struct choice {
     double price;
     value_id value;
@@ -247,7 +248,7 @@ inline std::vector<value_id> free_to_depart(const problem& p) {
 /// @param values the values to choose from, ascending
 /// @param count  number of all values
 template <class Random>
-void change_departures(const std::vector<value_id>& values, const copy_schedule& laid, std::size_t count, Random& random,
+void change_departures(const std::vector<value_id>& values, const order_with_copies& laid, std::size_t count, Random& random,
                        std::vector<departure>& departures) {
   const auto some = [&](const auto& list) { return list[static_cast<std::size_t>(random() % list.size())]; };
   if (departures.empty()) departures.assign(count, departure::in_turn);
@@ -289,23 +290,23 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
   order::destroy_repair n(q.problem(), virtual_budget, random());
   n.load(q.wrap(order.order));
-  auto now = q.unwrap(n.order());
+  auto unwrapped = q.unwrap(n.order());
   auto departures = order.departures;
-  auto current = best.offer({now.order, departures});
+  auto current = best.offer({unwrapped.order, departures});
   if (!current) return;
   double lowest = current->seconds;
   const auto free = detail::free_to_depart(best.problem());
   constexpr double slack = 0.003;  // accepts orders slower than the best by up to this fraction
   constexpr double reach = 0.1;    // varies the virtual budget by up to this fraction
   for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
-    const double most = std::max(current->seconds, lowest * (1 + slack * part()));
+    const double limit = std::max(current->seconds, lowest * (1 + slack * part()));
     auto tried = departures;
     switch (random() % (!free.empty() && idle >= o.patience / 5 ? 4 : 3)) {
       case 0:
         n.destroy();
         break;
       case 1:
-        if (!detail::recompute_instead(best.problem(), *current, now.positions, n, random)) continue;
+        if (!detail::recompute_instead(best.problem(), *current, unwrapped.positions, n, random)) continue;
         break;
       case 3:
         detail::change_departures(free, *current, best.problem().values().size(), random, tried);
@@ -315,18 +316,18 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
         n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + reach * (2 * part() - 1))));
         for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
         n.destroy();
-        n.repair(part(), most, stop);  // copies may make the room that is still lacking
+        n.repair(part(), limit, stop);  // copies may make the room that is still lacking
         n.retain();
     }
-    if (n.seconds() <= most) {
+    if (n.seconds() <= limit) {
       const auto before = best.seconds();
       auto next = q.unwrap(n.order());
-      auto laid = best.offer({next.order, tried}, most * (1 + 1e-9));
+      auto laid = best.offer({next.order, tried}, limit * (1 + 1e-9));
       if (best.seconds() < before) best.report(m, "copies", bound);
-      if (laid && laid->seconds <= most) {
+      if (laid && laid->seconds <= limit) {
         n.commit();
         current = std::move(laid);
-        now = std::move(next);
+        unwrapped = std::move(next);
         departures = std::move(tried);
         if (current->seconds < lowest * (1 - 1e-9)) lowest = current->seconds, idle = 0;
         continue;

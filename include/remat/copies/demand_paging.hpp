@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/order_with_copies.hpp>
 #include <remat/copies/placement.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -58,7 +58,7 @@ class demand_paging {
   }
 
   /// To be called once. @return a schedule without times; nothing if a tier has no room, or if `stop` made it give up
-  std::optional<copy_schedule> lay() {
+  std::optional<order_with_copies> lay() {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (live_[t] > budget_[t]) return std::nullopt;
     while (now_ < order_.size()) {
@@ -278,7 +278,7 @@ class demand_paging {
   std::vector<tier_id> home_, end_;
   std::vector<bool> wanted_at_end_;
   std::size_t now_ = 0, puts_ = 0;
-  copy_schedule laid_;
+  order_with_copies laid_;
 };
 
 }  // namespace remat::copies::detail

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/order_with_copies.hpp>
 #include <remat/copies/time_sorter.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
@@ -72,17 +72,17 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
   for (const auto& x : first) go(x.value(), x.from);
   for (const auto& at : list) {
     const auto x = remat::detail::with_tiers(p, at.what);
-    auto most = live;
+    auto peak = live;
     if (x.what == action::copy) {
       come(x.value(), x.to);
-      most = live;
+      peak = live;
     } else {
       const auto& op = p.operations()[x.operation()];
-      most[op.on] += p.new_bytes(x.operation());
+      peak[op.on] += p.new_bytes(x.operation());
       for (const auto& o : op.overwrites) go(o.input, op.on);
       for (auto v : op.outputs) come(v, op.on);
     }
-    for (tier_id t = 0; t < tiers; ++t) holds[t].push_back(most[t]);
+    for (tier_id t = 0; t < tiers; ++t) holds[t].push_back(peak[t]);
     for (const auto& d : at.then) go(d.value(), d.from);
   }
   std::vector<range_peak> memory(holds.begin(), holds.end());
@@ -104,9 +104,9 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
       auto& stream = queues[link.stream];
       const double possible = std::max(stream.free, ready(v, x.from));
       const auto least = std::max({stream.place, put(v, x.from), left(v, x.to)});
-      const auto most = x.to == device_tier ? budget : p.capacity(x.to);
+      const auto limit = x.to == device_tier ? budget : p.capacity(x.to);
       auto to = i;
-      while (to > least && list[to].clock > possible && memory[x.to].at(to - 1) + size(v) <= most) --to;
+      while (to > least && list[to].clock > possible && memory[x.to].at(to - 1) + size(v) <= limit) --to;
       memory[x.to].add(to, i, size(v));
       list[to].before.push_back(list[i].what);
       stream = {to, std::max(possible, list[to].clock) + link.latency + static_cast<double>(size(v)) / link.rate};

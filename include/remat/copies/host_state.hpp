@@ -19,12 +19,12 @@
 
 namespace remat::copies::detail {
 
-/// The host during the walk of `copy_scheduler`: its operations, its copies of values, and its free memory. An operation on the
+/// The host during the walk (`copy_walk`): its operations, its copies of values, and its free memory. An operation on the
 /// host starts once the copies of its inputs to the host have been issued. If the host has a budget or the problem is cyclic, the
 /// host drops copies that are no longer needed.
 ///
 /// If there are tiers beyond the host, the host stands for all of them. It then has room for everything and drops nothing;
-/// `tier_scheduler` plans what these tiers hold.
+/// `tiers_beyond_host` plans what these tiers hold.
 /// Complexity: O(edges) over a whole order, and O(readers of the value and their inputs) for each `changed`; `tidy` and `take`
 /// add O(values changed or waiting for their drop) per call.
 class host_state {

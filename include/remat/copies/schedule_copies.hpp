@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_scheduler.hpp>
+#include <remat/copies/copy_walk.hpp>
 #include <remat/copies/demand_paging.hpp>
 #include <remat/copies/placement.hpp>
-#include <remat/copies/tier_scheduler.hpp>
+#include <remat/copies/tiers_beyond_host.hpp>
 #include <remat/copies/time_sorter.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
@@ -53,13 +53,13 @@ inline void stay_here(const problem& p, std::span<const operation_id> order, byt
 
 /// The first source that may start on the device and whose copy holds up the device. Looks only at the first copies to the
 /// device, as long as they follow one another without a gap.
-inline std::optional<value_id> awaited_at_first(const problem& p, const copy_schedule& laid, const placement& where,
+inline std::optional<value_id> awaited_at_first(const problem& p, const order_with_copies& laid, const placement& where,
                                                 const std::vector<tier_id>& starts) {
   double end = 0;
   for (const auto& x : laid.to_device) {
     if (x.begin > end * (1 + 1e-9)) break;
     end = x.end;
-    const auto until = [&](const copy_schedule::wait& w) { return w.arrival && w.until == x.end; };
+    const auto until = [&](const order_with_copies::wait& w) { return w.arrival && w.until == x.end; };
     if (p.is_source(x.value) && where.undecided[x.value] && starts[x.value] != device_tier &&
         std::any_of(laid.waits.begin(), laid.waits.end(), until))
       return x.value;
@@ -72,9 +72,9 @@ inline std::optional<value_id> awaited_at_first(const problem& p, const copy_sch
 /// Sources that may start anywhere start on the host. If the problem is cyclic, schedules in which some of them start on the
 /// device are tried too, and the fastest schedule counts. These sources are, in this order: those whose replacement is on the
 /// device at the end; those for which the device has room all the time; and those that the device would wait for at first.
-inline std::optional<copy_schedule> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
-                                                const copy_options& o) {
-  const auto layer = [&](const placement& where) { return copy_scheduler(p, order, budget, o, where); };
+inline std::optional<order_with_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
+                                                    const copy_options& o) {
+  const auto layer = [&](const placement& where) { return copy_walk(p, order, budget, o, where); };
   const auto on_host = find_placement(p, std::vector<tier_id>(p.values().size(), tier_chain(p)[1]));
   auto best = layer(on_host).lay();
   if (p.next().empty() || std::find(on_host.undecided.begin(), on_host.undecided.end(), true) == on_host.undecided.end())
@@ -110,25 +110,25 @@ inline std::optional<copy_schedule> lay_on_host(const problem& p, std::span<cons
 /// The transfers of each value, in their order.
 class transfers_by_value {
  public:
-  transfers_by_value(std::vector<copy_schedule::transfer> all, std::size_t values)
+  transfers_by_value(std::vector<order_with_copies::transfer> all, std::size_t values)
       : all_(std::move(all)), next_(all_.size()), first_(values) {
     for (auto i = all_.size(); i-- > 0;) next_[i] = std::exchange(first_[all_[i].value], i);
   }
   /// Takes the next transfer of `v`, and sets its times to `begin` and `end`, s.
-  copy_schedule::transfer take(value_id v, double begin, double end) {
+  order_with_copies::transfer take(value_id v, double begin, double end) {
     const auto i = first_[v];
     first_[v] = next_[i];
     return {v, all_[i].next, begin, end};
   }
 
  private:
-  std::vector<copy_schedule::transfer> all_;
+  std::vector<order_with_copies::transfer> all_;
   std::vector<std::size_t> next_, first_;
 };
 
 /// Sets the times, copies and waits of `laid` by `evaluate`, after `laid.schedule` was replaced.
 /// @param order the computations of `laid.schedule`
-inline void time_copies(const problem& p, std::span<const operation_id> order, copy_schedule& laid) {
+inline void time_copies(const problem& p, std::span<const operation_id> order, order_with_copies& laid) {
   const auto e = evaluate(p, laid.schedule);
   auto copy = e.copies.begin();
   transfers_by_value sent(std::move(laid.to_host), p.values().size()), brought(std::move(laid.to_device), p.values().size());
@@ -162,7 +162,7 @@ inline void time_copies(const problem& p, std::span<const operation_id> order, c
 }
 
 /// Sorts the steps of `laid.schedule` by `time_sorter` if that is faster. Sets its times by `evaluate`.
-inline void put_in_time(const problem& p, std::span<const operation_id> order, copy_schedule& laid, bytes_t budget,
+inline void put_in_time(const problem& p, std::span<const operation_id> order, order_with_copies& laid, bytes_t budget,
                         const std::function<bool()>& stop) {
   auto sorted = laid;
   time_copies(p, order, laid);
@@ -174,28 +174,28 @@ inline void put_in_time(const problem& p, std::span<const operation_id> order, c
 
 /// `schedule_copies` for a problem that is not plain. First plans the copies between the device and the next tier, which stands
 /// for all tiers beyond it. Then plans the copies between that tier and the tiers beyond it, recursively.
-inline std::optional<copy_schedule> schedule_tiers(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                                   const copy_options& o) {
+inline std::optional<order_with_copies> lay_tier_by_tier(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                                         const copy_options& o) {
   const auto order = readers_before_overwrites(p, given);
   if (!order) return std::nullopt;
   auto front = lay_on_host(p, *order, budget, o);
   if (!front || tier_chain(p).size() == 2) return front;
   if (order->size() >= copy_options::polled_every && o.stop && o.stop()) return std::nullopt;
   if (!std::isfinite(front->seconds)) return std::nullopt;
-  tier_scheduler chain(p, *order, *front);
+  tiers_beyond_host tiers(p, *order, *front);
   const auto back =
-      schedule_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small, .stop = o.stop});
+      lay_tier_by_tier(tiers.beyond(), tiers.order(), tiers.budget(), {.frugal = o.frugal, .small = o.small, .stop = o.stop});
   if (!back) return std::nullopt;
-  front->schedule = chain.join(back->schedule);
+  front->schedule = tiers.join(back->schedule);
   put_in_time(p, *order, *front, budget, o.stop);
   return front;
 }
 
 /// `schedule_copies` on demand. Tries to start sources as near to the device as possible, and as far away; the faster schedule
 /// counts.
-inline std::optional<copy_schedule> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                                  const copy_options& o) {
-  std::optional<copy_schedule> best;
+inline std::optional<order_with_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                                      const copy_options& o) {
+  std::optional<order_with_copies> best;
   const auto order = readers_before_overwrites(p, given);
   for (const bool near : {true, false}) {
     auto laid = order ? demand_paging(p, *order, budget, near, o.stop).lay() : std::nullopt;
@@ -239,8 +239,8 @@ inline std::optional<copy_schedule> lay_on_demand(const problem& p, std::span<co
 /// const auto laid = remat::copies::schedule_copies(p, remat::needed_operations(p), budget);
 /// if (laid) std::cout << remat::evaluate(p, laid->schedule).seconds << " s with copies alone\n";
 /// @endcode
-inline std::optional<copy_schedule> schedule_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
-                                                    const copy_options& o = {}) {
+inline std::optional<order_with_copies> schedule_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
+                                                        const copy_options& o = {}) {
   if (!(o.small >= 0 && o.small <= 1)) throw bad_option("copy_options.small must be in [0, 1], got " + std::to_string(o.small));
   if (!o.departures.empty() && o.departures.size() != p.values().size())
     throw bad_option("copy_options.departures must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
@@ -248,10 +248,10 @@ inline std::optional<copy_schedule> schedule_copies(const problem& p, std::span<
   budget = usable(budget);
   if (!p.plain()) {
     if (const auto why = why_unplannable(p); !why.empty()) throw bad_option("schedule_copies: " + why);
-    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::schedule_tiers(p, order, budget, o);
+    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tier_by_tier(p, order, budget, o);
   }
   if (!p.copies()) throw bad_option("schedule_copies: the problem allows no copies");
-  return detail::copy_scheduler(p, order, budget, o).lay();
+  return detail::copy_walk(p, order, budget, o).lay();
 }
 
 }  // namespace remat::copies

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/order_with_copies.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/order_with_copies.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
@@ -62,16 +62,16 @@ class virtual_problem {
       if (target) targets.push_back(v);
       return v;
     };
-    std::vector<bool> early(p.operations().size(), false), made(values.size(), false);
+    std::vector<bool> early(p.operations().size(), false), computed(values.size(), false);
     for (auto o = order.rbegin(), first = o; o != order.rend(); ++o)
       if (*first < *o)
         early[*o] = true;
       else
         first = o;
     for (auto o : order)
-      for (auto v : p.operations()[o].outputs) made[v] = true;
+      for (auto v : p.operations()[o].outputs) computed[v] = true;
     for (value_id v = 0; v < values.size(); ++v)
-      if (!p.is_source(v) && !made[v]) values[v].bytes = 0;  // nothing makes it here: it is a source
+      if (!p.is_source(v) && !computed[v]) values[v].bytes = 0;  // nothing makes it here: it is a source
     bytes_t level = budget_ = budgets.front();
     operation_id before = none;  // the last operation with an output
     double now = 0;
@@ -145,13 +145,13 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
   std::vector<bool> later(place.size(), false);
   for (auto o : order) {
     const auto& inputs = p.operations()[o].inputs;
-    const auto made = [&](value_id v) { return p.producer(v) != none; };
-    later[o] = o == tau || std::any_of(inputs.begin(), inputs.end(), [&](auto v) { return made(v) && later[p.producer(v)]; });
+    const auto computed = [&](value_id v) { return p.producer(v) != none; };
+    later[o] = o == tau || std::any_of(inputs.begin(), inputs.end(), [&](auto v) { return computed(v) && later[p.producer(v)]; });
     place[o] = o;
-    if (o <= tau || later[o] || std::none_of(inputs.begin(), inputs.end(), made)) continue;
+    if (o <= tau || later[o] || std::none_of(inputs.begin(), inputs.end(), computed)) continue;
     place[o] = 0;
     for (auto v : inputs)
-      if (made(v)) place[o] = std::max(place[o], place[p.producer(v)]);
+      if (computed(v)) place[o] = std::max(place[o], place[p.producer(v)]);
   }
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return place[a] < place[b]; });
   return order;
@@ -164,16 +164,17 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
 /// @param laid  the copies laid over `order`
 /// @return the order; empty if the step does not end with a wait for a copy to the host, or if no operation can move
 /// Complexity: O(edges computed).
-inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const copy_schedule& laid) {
+inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order,
+                                           const order_with_copies& laid) {
   if (laid.to_host.empty() || laid.waits.empty()) return {};
   if (laid.waits.back().arrival || laid.waits.back().position != order.size()) return {};
-  const auto takes = [](const copy_schedule::transfer& x) { return x.end - x.begin; };
+  const auto takes = [](const order_with_copies::transfer& x) { return x.end - x.begin; };
   auto last = laid.to_host.end() - 1;
   for (auto x = last; x != laid.to_host.begin() && (x - 1)->end >= x->begin * (1 - 1e-9); --x)
     if (takes(*(x - 1)) > takes(*last)) last = x - 1;
-  const auto made = std::find(order.rbegin(), order.rend(), p.producer(last->value));
-  if (made == order.rend()) return {};
-  const auto after = static_cast<std::size_t>(order.rend() - made);
+  const auto last_run = std::find(order.rbegin(), order.rend(), p.producer(last->value));
+  if (last_run == order.rend()) return {};
+  const auto after = static_cast<std::size_t>(order.rend() - last_run);
   std::vector<bool> wanted(p.values().size(), false);
   std::vector<operation_id> moved, kept;  // from the end to the start
   auto left = laid.waits.back().seconds;

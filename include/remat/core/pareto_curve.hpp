@@ -111,7 +111,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
     std::vector<bytes_t> possible;
     std::vector<std::size_t> place;  // of each budget in `possible`; all budgets above `max_peak` share one
     for (auto budget = budgets.begin(); budget != end; ++budget) {
-      if (const auto most = usable(*budget); possible.empty() || possible.back() != most) possible.push_back(most);
+      if (const auto largest = usable(*budget); possible.empty() || possible.back() != largest) possible.push_back(largest);
       place.push_back(possible.size() - 1);
     }
     const auto answers = possible.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}

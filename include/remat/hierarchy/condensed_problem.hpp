@@ -29,27 +29,27 @@ struct condensed_run {
 
   /// @param p           the whole problem
   /// @param index       index of the partition
-  /// @param of          the part, or `none`
+  /// @param which       the part, or `none`
   /// @param is_backward which half of the part
   /// @param list        the operations, in the order of their runs
   /// @param o           the option, or nothing for an operation in no part
   /// Complexity: O(edges log edges).
-  condensed_run(const problem& p, const part_index& index, part_id of, bool is_backward, std::vector<operation_id> list,
+  condensed_run(const problem& p, const part_index& index, part_id which, bool is_backward, std::vector<operation_id> list,
                 const part_option* o)
-      : part(of), backward(is_backward), operations(std::move(list)) {
-    std::vector<value_id> made;
-    const auto add_made = [&](value_id v) { made.insert(std::lower_bound(made.begin(), made.end(), v), v); };
-    const auto is_made = [&](value_id v) { return std::binary_search(made.begin(), made.end(), v); };
+      : part(which), backward(is_backward), operations(std::move(list)) {
+    std::vector<value_id> outputs;
+    const auto add_output = [&](value_id v) { outputs.insert(std::lower_bound(outputs.begin(), outputs.end(), v), v); };
+    const auto is_output = [&](value_id v) { return std::binary_search(outputs.begin(), outputs.end(), v); };
     const auto own = [&](value_id v) { return part != none && !p.is_source(v) && index.part(p.producer(v)) == part; };
     for (auto x : operations) {
       const auto& op = p.operations()[x];
       seconds += op.seconds;
       once = once || op.once;
       for (auto v : op.inputs)
-        if (!own(v) && !is_made(v)) reads.push_back(v);
+        if (!own(v) && !is_output(v)) reads.push_back(v);
       for (auto v : op.outputs) {
-        if (is_made(v)) continue;
-        add_made(v);
+        if (is_output(v)) continue;
+        add_output(v);
         if (part == none || index.leaves(v)) makes.push_back(v);
       }
     }

@@ -122,9 +122,9 @@ class hilp_model {
   }
   static milp::expression constant(double value) { return {{}, value}; }
 
-  /// At most `most` options: the fastest, then the farthest from the others in bytes carried. Options that another option
+  /// At most `limit` options: the fastest, then the farthest from the others in bytes carried. Options that another option
   /// dominates are left out.
-  static std::vector<const part_option*> choose(const std::vector<part_option>& list, std::size_t most) {
+  static std::vector<const part_option*> choose(const std::vector<part_option>& list, std::size_t limit) {
     std::vector<const part_option*> rest, chosen = {fastest(list)};
     const auto beats = [](const part_option& a, const part_option& b) {
       const auto key = [](const part_option& x) {
@@ -139,7 +139,7 @@ class hilp_model {
     for (const auto& o : list)
       if (&o != chosen[0] && std::none_of(list.begin(), list.end(), [&](const auto& x) { return &x != &o && beats(x, o); }))
         rest.push_back(&o);
-    while (chosen.size() < most && !rest.empty()) {
+    while (chosen.size() < limit && !rest.empty()) {
       const auto distance = [&](const part_option* o) {
         bytes_t least = max_bytes;
         for (const auto* c : chosen) least = std::min(least, std::abs(c->carried - o->carried));

@@ -48,15 +48,15 @@ class join_by_chain {
     if (l.parts.size() < 2) return;
     const auto stop = m.stop();
     const hierarchy::part_chain parts(l.p, l.index, l.parts, l.options);
-    const auto most = std::max<bytes_t>(0, l.budget() - parts.unmodelled_bytes()) + (l.budget() - l.p.held_bytes()) / 3;
-    const chain::persistent_table table(parts.model(), most, {.slots = options_.slots, .stop = stop});
+    const auto table_budget = std::max<bytes_t>(0, l.budget() - parts.unmodelled_bytes()) + (l.budget() - l.p.held_bytes()) / 3;
+    const chain::persistent_table table(parts.model(), table_budget, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;
     std::vector<std::vector<operation_id>> over;
     std::vector<chain::chain_step> before;
     const auto tries = l.whole ? options_.budgets : options_.budgets_of_parts;
     for (std::size_t k = 0; k <= tries && !stop(); ++k) {
-      const auto within =
-          most - static_cast<bytes_t>(static_cast<double>(most) * static_cast<double>(k) / (1.5 * static_cast<double>(tries)));
+      const auto within = table_budget - static_cast<bytes_t>(static_cast<double>(table_budget) * static_cast<double>(k) /
+                                                              (1.5 * static_cast<double>(tries)));
       if (!table.seconds(within)) break;
       auto steps = table.steps(within);
       if (steps == before) continue;

@@ -52,18 +52,18 @@ class join_by_outer {
 
   /// @throws any exception of Outer
   void join(hierarchy::level& l, monitor& m) const {
-    bytes_t least = 0, most = 0;
+    bytes_t min_needs = 0, max_needs = 0;
     for (const auto& part : l.options) {
       const auto less = [](const hierarchy::part_option& a, const hierarchy::part_option& b) { return a.needs() < b.needs(); };
       const auto [low, high] = std::minmax_element(part.list.begin(), part.list.end(), less);
-      least = std::max(least, low->needs());
-      most = std::max(most, high->needs());
+      min_needs = std::max(min_needs, low->needs());
+      max_needs = std::max(max_needs, high->needs());
     }
     const auto levels = l.whole ? options_.peaks : 1;
     std::vector<hull> before;
     for (std::size_t k = 0; k <= levels && !m.stopped(); ++k) {
-      const auto within =
-          most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) / static_cast<double>(levels));
+      const auto within = max_needs - static_cast<bytes_t>(static_cast<double>(max_needs - min_needs) * static_cast<double>(k) /
+                                                           static_cast<double>(levels));
       std::vector<hull> hulls;
       for (const auto& part : l.options) hulls.push_back(hull_of(part.list, within));
       if (hulls != before) select(l, hulls, m);
@@ -74,15 +74,15 @@ class join_by_outer {
  private:
   using hull = std::vector<const hierarchy::part_option*>;
 
-  /// The options on the convex hull of seconds against bytes carried that need at most `most` bytes while they run. If all need
+  /// The options on the convex hull of seconds against bytes carried that need at most `limit` bytes while they run. If all need
   /// more, the option that needs the least. Most bytes carried first.
-  static hull hull_of(const std::vector<hierarchy::part_option>& options, bytes_t most) {
+  static hull hull_of(const std::vector<hierarchy::part_option>& options, bytes_t limit) {
     hull line;
     const auto slope = [](const hierarchy::part_option& a, const hierarchy::part_option& x) {
       return (a.seconds - x.seconds) / static_cast<double>(x.carried - a.carried);
     };
     for (const auto& o : options) {
-      if (o.needs() > most || (!line.empty() && (o.seconds >= line.back()->seconds || o.carried == line.back()->carried)))
+      if (o.needs() > limit || (!line.empty() && (o.seconds >= line.back()->seconds || o.carried == line.back()->carried)))
         continue;
       while (line.size() > 1 && slope(*line[line.size() - 2], *line.back()) <= slope(*line.back(), o)) line.pop_back();
       line.push_back(&o);

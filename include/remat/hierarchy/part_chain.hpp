@@ -88,15 +88,15 @@ class part_chain {
   /// Complexity: O((values + edges executed) log).
   std::vector<operation_id> order(const std::vector<chain::chain_step>& steps) const {
     using kind = chain::chain_step::kind;
-    order::order_builder now(p_);
+    order::order_builder builder(p_);
     for (const auto& s : steps) {
       const auto& o = options_[s.link];
       for (auto x : s.what == kind::checkpoint ? o.checkpoint.forward
                     : s.what == kind::forward  ? o.list[s.option].forward
                                                : o.list[s.option].backward)
-        now.run(x);
+        builder.run(x);
     }
-    return *now.finish();  // there is an order, because nothing was dropped
+    return *builder.finish();  // there is an order, because nothing was dropped
   }
 
  private:

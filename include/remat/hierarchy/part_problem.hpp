@@ -80,11 +80,11 @@ class part_problem {
   part_problem(const problem& p, const part_index& index, const structure::part& piece)
       : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
     std::map<value_id, value_id> local;
-    const auto has = [](const std::vector<operation_id>& list, operation_id o) {
+    const auto contains = [](const std::vector<operation_id>& list, operation_id o) {
       return std::binary_search(list.begin(), list.end(), o);
     };
     const auto here = [&](value_id v) {
-      return !p.is_source(v) && (has(piece.forward, p.producer(v)) || has(piece.backward, p.producer(v)));
+      return !p.is_source(v) && (contains(piece.forward, p.producer(v)) || contains(piece.backward, p.producer(v)));
     };
     const auto add = [&](value_id v, bool counted) {
       const auto [at, added] = local.emplace(v, static_cast<value_id>(values_.size()));
@@ -172,7 +172,7 @@ class part_problem {
   part_option measure(const std::vector<operation_id>& order) const {
     const auto memory = measure_order(bare_, order).memory;
     const auto boundary = static_cast<std::size_t>(std::find(order.begin(), order.end(), boundary_) - order.begin());
-    std::vector<bool> made(values_.size(), false), there(values_.size(), false), crosses(values_.size(), false);
+    std::vector<bool> in_forward(values_.size(), false), in_backward(values_.size(), false), crosses(values_.size(), false);
     std::vector<std::size_t> last(values_.size(), 0);  // last read of a value that crossed the boundary
     part_option w;
     bytes_t before = 0, after = 0, left = 0, results = 0, kept = 0;
@@ -184,13 +184,13 @@ class part_problem {
       (forward ? w.forward : w.backward).push_back(global_[order[k]]);
       if (forward) before = std::max(before, memory[k]);
       for (auto v : op.inputs)
-        if (!forward && made[v] && !there[v]) crosses[v] = true, last[v] = k;
+        if (!forward && in_forward[v] && !in_backward[v]) crosses[v] = true, last[v] = k;
       for (auto v : op.outputs) {
         if (forward)
-          left += leaves(v) && !made[v] ? values_[v].bytes : 0;
+          left += leaves(v) && !in_forward[v] ? values_[v].bytes : 0;
         else
-          results += leaves(v) && !made[v] && !there[v] ? values_[v].bytes : 0;
-        (forward ? made : there)[v] = true;
+          results += leaves(v) && !in_forward[v] && !in_backward[v] ? values_[v].bytes : 0;
+        (forward ? in_forward : in_backward)[v] = true;
       }
     }
     std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes that from here on only other parts read

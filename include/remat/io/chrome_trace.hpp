@@ -56,11 +56,11 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   add("M", "process_name", 0, {{"args", {{"name", p.name()}}}});
   std::vector<std::string> lanes;  // numbered from 1, in the order of first use
   const auto lane = [&](const std::string& name) {
-    const auto found = static_cast<std::size_t>(std::find(lanes.begin(), lanes.end(), name) - lanes.begin()) + 1;
-    if (found <= lanes.size()) return found;
+    const auto number = static_cast<std::size_t>(std::find(lanes.begin(), lanes.end(), name) - lanes.begin()) + 1;
+    if (number <= lanes.size()) return number;
     lanes.push_back(name);
-    add("M", "thread_name", 0, {{"tid", found}, {"args", {{"name", name}}}});
-    return found;
+    add("M", "thread_name", 0, {{"tid", number}, {"args", {{"name", name}}}});
+    return number;
   };
   const auto computations = [&](tier_id t) {
     return lane(t == device_tier ? "computations" : "computations on the " + p.tiers()[t].name);
@@ -86,13 +86,13 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   std::map<std::pair<value_id, tier_id>, arrow> unused;  // copies whose value has not been read yet
   std::size_t arrows = 0;
   const auto lead_to = [&](value_id v, tier_id t, std::size_t on, double at) {
-    const auto found = unused.find({v, t});
-    if (found == unused.end()) return;
+    const auto origin = unused.find({v, t});
+    if (origin == unused.end()) return;
     const json about = {{"cat", "copy"}, {"id", ++arrows}};
     const auto& name = p.values()[v].name;
-    add("s", name, found->second.at, merged(about, {{"tid", found->second.lane}}));
+    add("s", name, origin->second.at, merged(about, {{"tid", origin->second.lane}}));
     add("f", name, at, merged(about, {{"tid", on}, {"bp", "e"}}));
-    unused.erase(found);
+    unused.erase(origin);
   };
 
   std::vector<bool> has_run(p.operations().size(), false);

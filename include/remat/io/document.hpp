@@ -125,15 +125,15 @@ class members {
   [[noreturn]] void fail(const char* key, const std::string& why) const { throw bad_document(where(key) + ": " + why); }
   bool has(const char* key) const { return object_.contains(key); }
   const json& at(const char* key) const {
-    const auto found = object_.find(key);
-    if (found == object_.end()) fail(key, "missing");
-    return *found;
+    const auto entry = object_.find(key);
+    if (entry == object_.end()) fail(key, "missing");
+    return *entry;
   }
 
   std::int64_t integer(const char* key) const {
     const auto& x = at(key);
-    constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
-    if (!x.is_number_integer() || (x.is_number_unsigned() && x.get<std::uint64_t>() > most))
+    constexpr std::uint64_t limit = std::numeric_limits<std::int64_t>::max();
+    if (!x.is_number_integer() || (x.is_number_unsigned() && x.get<std::uint64_t>() > limit))
       fail(key, "not an integer of 64 bits");
     return x.get<std::int64_t>();
   }

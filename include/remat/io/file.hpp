@@ -63,10 +63,10 @@ inline void require_writable(const std::filesystem::path& path) {
   if (exists && !fs::is_regular_file(path, failed)) return;
   fs::path part = exists ? fs::canonical(path, failed) : path;
   part += "." + std::to_string(std::random_device{}()) + ".part";
-  const bool made = std::ofstream(part).good();
+  const bool created = std::ofstream(part).good();
   const std::string why = std::strerror(errno);
   fs::remove(part, failed);
-  if (!made) throw error("cannot write " + path.string() + ": " + why);
+  if (!created) throw error("cannot write " + path.string() + ": " + why);
 }
 
 /// Writes a file atomically: readers see the old content or the new content, and a failure leaves the old file.

@@ -74,13 +74,13 @@ class svg_plot {
  public:
   static constexpr double left = 84, right = 944, top = 64, bottom = 368, under = 440;
 
-  /// @param title  title above the legend
-  /// @param first  smallest number on the horizontal axis
-  /// @param last   largest number on the horizontal axis, > first
-  /// @param most   largest number on the vertical axis, > 0
-  /// @param below  height of the room below the axis, from `under` on
-  svg_plot(const std::string& title, double first, double last, double most, double below = 0)
-      : first_(first), last_(last), most_(most) {
+  /// @param title   title above the legend
+  /// @param first   smallest number on the horizontal axis
+  /// @param last    largest number on the horizontal axis, > first
+  /// @param highest largest number on the vertical axis, > 0
+  /// @param below   height of the room below the axis, from `under` on
+  svg_plot(const std::string& title, double first, double last, double highest, double below = 0)
+      : first_(first), last_(last), highest_(highest) {
     const auto height = number(under + below);
     out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 " + height + "\" width=\"960\" height=\"" + height +
            "\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#333333\">\n<rect width=\"960\" height=\"" +
@@ -89,7 +89,7 @@ class svg_plot {
   }
 
   double x_of(double at) const { return left + (at - first_) / (last_ - first_) * (right - left); }
-  double y_of(double height) const { return bottom - height / most_ * (bottom - top); }
+  double y_of(double height) const { return bottom - height / highest_ * (bottom - top); }
   static std::string number(double v) { return printed("%.4g", std::round(v * 10) / 10); }
 
   void text(double x, double y, const std::string& attributes, const std::string& content) {
@@ -115,8 +115,8 @@ class svg_plot {
 
   /// Draws ticks and grid of the vertical axis.
   void vertical(const scale& s) {
-    const auto step = tick_step(most_ / s.factor, 4);
-    for (int k = 0; k < most_ticks && k * step * s.factor <= most_; ++k) {
+    const auto step = tick_step(highest_ / s.factor, 4);
+    for (int k = 0; k < most_ticks && k * step * s.factor <= highest_; ++k) {
       const double tick = k * step;
       const double y = y_of(tick * s.factor);
       line(left, y, right, y, "stroke=\"#e6e6e6\"");
@@ -161,7 +161,7 @@ class svg_plot {
     legend_x_ += width + 18;
   }
 
-  double first_, last_, most_;
+  double first_, last_, highest_;
   double legend_x_ = left, legend_y_ = 41;
   std::string out_;
 };

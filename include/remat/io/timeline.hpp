@@ -82,9 +82,9 @@ inline std::vector<std::optional<lane::work>> cut(const lane& l, std::size_t cou
   }
   std::vector<std::optional<lane::work>> columns(count);
   for (std::size_t c = 0; c < count; ++c) {
-    const auto most = std::max_element(shares[c].begin(), shares[c].end());
+    const auto largest = std::max_element(shares[c].begin(), shares[c].end());
     if (5 * std::accumulate(shares[c].begin(), shares[c].end(), 0.0) >= width)
-      columns[c] = static_cast<lane::work>(most - shares[c].begin());
+      columns[c] = static_cast<lane::work>(largest - shares[c].begin());
   }
   return columns;
 }
@@ -180,9 +180,9 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   }
   for (const auto& x : style.tiers) {
     out += detail::padded(detail::shortened(x.label, 10)) + "  ";
-    const auto most = static_cast<double>(std::max({x.peak, x.budget.value_or(0), bytes_t{1}}));
+    const auto highest = static_cast<double>(std::max({x.peak, x.budget.value_or(0), bytes_t{1}}));
     for (auto bytes : detail::cut(x, columns.size(), t.seconds))
-      out += eighths[bytes == 0 ? 0 : std::clamp(static_cast<int>(static_cast<double>(bytes) / most * 8), 1, 8)];
+      out += eighths[bytes == 0 ? 0 : std::clamp(static_cast<int>(static_cast<double>(bytes) / highest * 8), 1, 8)];
     out += "\n";
   }
   return out + detail::axis_ends("0", end, columns.size());
@@ -197,19 +197,19 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
 inline std::string timeline_svg(const memory_timeline& timeline, const timeline_style& style) {
   using plot = detail::svg_plot;
   const auto t = detail::with_duration(timeline);
-  double most = static_cast<double>(std::max({t.peak, style.budget.value_or(0), bytes_t{1}})), span = t.seconds;
+  double top_bytes = static_cast<double>(std::max({t.peak, style.budget.value_or(0), bytes_t{1}})), span = t.seconds;
   for (const auto& s : style.overlays)
     for (const auto& [at, bytes] : s.points) {
-      most = std::max(most, static_cast<double>(bytes));
+      top_bytes = std::max(top_bytes, static_cast<double>(bytes));
       span = std::max(span, at);
     }
-  most *= 1.06;
+  top_bytes *= 1.06;
   constexpr double lane_height = 22, tier_height = 46;
-  plot out(style.title, 0, span, most,
+  plot out(style.title, 0, span, top_bytes,
            lane_height * static_cast<double>(style.lanes.size()) + tier_height * static_cast<double>(style.tiers.size()));
   const auto height_of = [&](bytes_t bytes) { return out.y_of(static_cast<double>(bytes)); };
   const auto y_of = [&](bytes_t bytes) { return plot::number(height_of(bytes)); };
-  out.vertical(detail::bytes_scale(most));
+  out.vertical(detail::bytes_scale(top_bytes));
   const auto time = detail::has_duration(timeline) ? detail::seconds_scale(span) : detail::scale{"", 1};
   out.horizontal(time, detail::has_duration(timeline) ? std::string("time [") + time.unit + "]" : "operations");
 

@@ -192,16 +192,16 @@ class packing_search {
     auto best = std::numeric_limits<double>::infinity();
     const auto decides = [&](index_t c) {
       if (c < f.where.first || c > f.where.last || state_.cliques()[c].count == 0) return false;
-      const auto now = branches_of(c);
-      if (!now.complete) return false;
-      const auto s = now.branches <= 1 ? -1.0 : score(c, static_cast<double>(now.branches));
+      const auto counted = branches_of(c);
+      if (!counted.complete) return false;
+      const auto s = counted.branches <= 1 ? -1.0 : score(c, static_cast<double>(counted.branches));
       if (s < best) {
         best = s;
         f.clique = c;
-        f.may_raise = now.may_raise;
+        f.may_raise = counted.may_raise;
       }
-      if (now.branches == 0) state_.blame(c);
-      return now.branches <= 1;
+      if (counted.branches == 0) state_.blame(c);
+      return counted.branches <= 1;
     };
     bool decided = std::any_of(state_.changed().begin(), state_.changed().end(), decides);
     for (auto c = f.where.first; c <= f.where.last && !decided; ++c) decided = decides(c);

@@ -117,15 +117,15 @@ class destroy_repair {
 
   /// Repair: drops values across the steps over the budget, and recomputes them before their next use, until the order fits.
   /// @param spread the score of each value is multiplied by a random factor in [1, 1 + spread]
-  /// @param most   largest time of the order, s
+  /// @param limit  largest time of the order, s
   /// @param stop   polled now and then; true gives up
   /// @return true if the order fits the budget; false if the repair gave up (the order is valid, but still exceeds the budget)
   /// Complexity: O(drops (values + recomputation closures of the live values)).
-  bool repair(double spread = 0, double most = std::numeric_limits<double>::infinity(), const std::function<bool()>& stop = {}) {
+  bool repair(double spread = 0, double limit = std::numeric_limits<double>::infinity(), const std::function<bool()>& stop = {}) {
     for (auto& x : values_) x.noise = spread > 0 ? 1 + spread * unit() : 1;
     const auto longest = 12 * operations_.size();
     for (std::size_t drops = 0; !fits(); ++drops)
-      if (drops > 2 * operations_.size() + 16 || sequence_.size() > longest || seconds() > most || (stop && stop()) ||
+      if (drops > 2 * operations_.size() + 16 || sequence_.size() > longest || seconds() > limit || (stop && stop()) ||
           !drop_one())
         return false;
     return true;
@@ -262,10 +262,10 @@ class destroy_repair {
     return x.missing;
   }
   /// Excess that retaining `u` adds from its last use up to slot k, bytes times steps. `u` is `missing`. The sum ends early at
-  /// `most` or at `gain_`.
-  double excess_of(value_id u, slot k, double most = std::numeric_limits<double>::infinity()) {
+  /// `limit` or at `gain_`.
+  double excess_of(value_id u, slot k, double limit = std::numeric_limits<double>::infinity()) {
     auto& x = values_[u];
-    if (const auto left = std::min(most, gain_) - x.excess; left > 0)
+    if (const auto left = std::min(limit, gain_) - x.excess; left > 0)
       x.excess += sequence_.memory().raise(p_.values()[u].bytes, x.summed, k, budget_, left);
     return x.excess;
   }

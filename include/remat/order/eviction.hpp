@@ -55,8 +55,8 @@ class eviction {
     for (value_id v = 0; v < kind_.size(); ++v) {
       if (p.is_source(v) || p.values()[v].bytes == 0) continue;
       const auto at = places.emplace(static_cast<int>(std::floor(4 * std::log2(rate(v)))), places.size()).first->second;
-      if (at == most_.size()) most_.push_back(0);
-      most_[at] = std::max(most_[at], rate(v));
+      if (at == max_rate_.size()) max_rate_.push_back(0);
+      max_rate_[at] = std::max(max_rate_[at], rate(v));
       kind_[v] = static_cast<index_t>(at);
     }
   }
@@ -105,7 +105,7 @@ class eviction {
     now_ = work_ = 0;
     stopped_ = false;
     result_.clear();
-    by_use_.assign(most_.size(), {});
+    by_use_.assign(max_rate_.size(), {});
     kept_.clear();
     missing_.clear();
     live_ = 0;
@@ -158,8 +158,8 @@ class eviction {
   }
 
   /// Finds the operations that recompute `v` from the values on the device.
-  /// @return their seconds; `never` if `v` is lost, or if they take more than `most`
-  double closure(value_id v, std::vector<operation_id>& ops, double most = never) {
+  /// @return their seconds; `never` if `v` is lost, or if they take more than `limit`
+  double closure(value_id v, std::vector<operation_id>& ops, double limit = never) {
     ops.clear();
     if (p_.is_source(v)) return never;
     ++stamp_;
@@ -171,7 +171,7 @@ class eviction {
       if (stopped_) return never;
       const auto& op = p_.operations()[ops[i]];
       sum += op.seconds;
-      if ((op.once && has_run_[ops[i]]) || sum > most) return never;
+      if ((op.once && has_run_[ops[i]]) || sum > limit) return never;
       for (auto u : op.inputs) {
         if (on_device_[u]) continue;
         if (p_.is_source(u)) return never;
@@ -241,7 +241,7 @@ class eviction {
           const auto v = at->second;
           ++work_;
           const auto distance = std::pow(static_cast<double>(at->first - now_), options_.distance);
-          if (most_[kind] * distance <= highest) break;                  // values with an earlier use score less
+          if (max_rate_[kind] * distance <= highest) break;              // values with an earlier use score less
           if (locks_[v] > 0 || rate(v) * distance <= highest) continue;  // missing operands only add to the cost
           const auto gain = static_cast<double>(p_.values()[v].bytes) * distance;
           on_device_[v] = false;
@@ -262,7 +262,7 @@ class eviction {
   std::vector<std::vector<std::size_t>> uses_, made_;               // positions in the order, per value
   bool lossy_ = false;                                              // true if some values cannot be recomputed once dropped
   std::vector<index_t> kind_;                                       // per value; none: never dropped
-  std::vector<double> most_;                                        // per kind: the largest `rate`
+  std::vector<double> max_rate_;                                    // per kind: the largest `rate`
   std::vector<std::set<std::pair<std::size_t, value_id>>> by_use_;  // per kind: next use and value, for the values on the device
   bytes_t budget_ = 0, live_ = 0;
   options options_;
@@ -284,7 +284,7 @@ void evict_variously(const problem& p, std::span<const operation_id> order, byte
                      Take&& take) {
   eviction e(p, order);
   for (const double distance : eviction::distances)
-    if (auto made = e.run(budget, {.distance = distance}, stop)) take(std::move(*made));
+    if (auto evicted = e.run(budget, {.distance = distance}, stop)) take(std::move(*evicted));
 }
 
 }  // namespace remat::order

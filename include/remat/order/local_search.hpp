@@ -98,13 +98,13 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
     for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
     n.destroy();
     const double spread = static_cast<double>(random() % 1024) / 1024;
-    const double most = std::max(seconds, lowest * (1 + slack * static_cast<double>(random() % 1024) / 1024));
-    if (!n.repair(spread, most + (seconds - n.seconds()), stop)) {
+    const double limit = std::max(seconds, lowest * (1 + slack * static_cast<double>(random() % 1024) / 1024));
+    if (!n.repair(spread, limit + (seconds - n.seconds()), stop)) {
       n.roll_back();
       continue;
     }
     n.retain(false, stop);
-    if (n.seconds() > most) {
+    if (n.seconds() > limit) {
       n.roll_back();
       continue;
     }

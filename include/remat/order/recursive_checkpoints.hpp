@@ -24,14 +24,14 @@ namespace remat::order {
 /// @param needed `needed_operations(p)`
 /// @param turn   position in `needed` of the first operation of the backward
 /// @param leaf   operations that are kept whole, >= 1
-/// @param most   gives up after that many computations
+/// @param limit  gives up after that many computations
 /// @param stop   polled now and then; true gives up
 /// @return the order, or nothing if it gave up or a once-only operation would have to run again
 /// Complexity: O(operations log(operations / leaf)) computations and their edges.
 ///
 /// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016), section 4.4.
 inline std::optional<std::vector<operation_id>> recursive_checkpoints(const problem& p, const std::vector<operation_id>& needed,
-                                                                      std::size_t turn, std::size_t leaf, std::size_t most,
+                                                                      std::size_t turn, std::size_t leaf, std::size_t limit,
                                                                       const std::function<bool()>& stop = {}) {
   const auto& ops = p.operations();
   const operation_id end = turn < needed.size() ? needed[turn] : operation_id(ops.size());
@@ -40,7 +40,7 @@ inline std::optional<std::vector<operation_id>> recursive_checkpoints(const prob
     const auto at = std::lower_bound(readers.begin(), readers.end(), first);
     return at != readers.end() && *at <= last;
   };
-  order_builder now(p);
+  order_builder builder(p);
   // Forgets the outputs of `run` (operations of the forward), except those of its last `leaf` and those that cross its middles.
   const auto keep_middles = [&](const std::vector<operation_id>& run) {
     const auto whole = run.size() - std::min(leaf, run.size());
@@ -48,21 +48,21 @@ inline std::optional<std::vector<operation_id>> recursive_checkpoints(const prob
     for (std::size_t k = 0; k < whole; ++k) {
       if (k >= middle) middle += std::max<std::size_t>(1, (whole - middle) / 2);
       for (auto v : ops[run[k]].outputs)
-        if (!read_within(v, run[std::min(middle, run.size() - 1)], run.back())) now.forget(v);
+        if (!read_within(v, run[std::min(middle, run.size() - 1)], run.back())) builder.forget(v);
     }
   };
-  std::vector<operation_id> made;
+  std::vector<operation_id> forward_run;
   for (std::size_t k = 0; k < needed.size(); ++k) {
-    if (now.order().size() > most || (k % 64 == 0 && stop && stop())) return std::nullopt;
-    const auto from = now.order().size();
-    if (!now.run(needed[k])) return std::nullopt;
+    if (builder.order().size() > limit || (k % 64 == 0 && stop && stop())) return std::nullopt;
+    const auto from = builder.order().size();
+    if (!builder.run(needed[k])) return std::nullopt;
     if (k + 1 < turn) continue;
-    made.clear();
-    for (auto i = k + 1 == turn ? 0 : from; i < now.order().size(); ++i)
-      if (now.order()[i] < end) made.push_back(now.order()[i]);
-    if (!made.empty()) keep_middles(made);
+    forward_run.clear();
+    for (auto i = k + 1 == turn ? 0 : from; i < builder.order().size(); ++i)
+      if (builder.order()[i] < end) forward_run.push_back(builder.order()[i]);
+    if (!forward_run.empty()) keep_middles(forward_run);
   }
-  return now.finish();
+  return builder.finish();
 }
 
 }  // namespace remat::order

@@ -31,18 +31,18 @@ class order_builder {
   /// The operations that compute the missing ones of `wanted`, and their missing inputs in turn, in the order of the problem.
   /// Complexity: O(k log k + edges) for k operations and their operands.
   std::vector<operation_id> missing(std::span<const value_id> wanted) {
-    std::vector<operation_id> found;
+    std::vector<operation_id> operations;
     const auto need = [&](value_id v) {
       if (there_[v] || marked_[p_.producer(v)]) return;
       marked_[p_.producer(v)] = true;
-      found.push_back(p_.producer(v));
+      operations.push_back(p_.producer(v));
     };
     for (auto v : wanted) need(v);
-    for (std::size_t i = 0; i < found.size(); ++i)
-      for (auto v : p_.operations()[found[i]].inputs) need(v);
-    std::sort(found.begin(), found.end());
-    for (auto o : found) marked_[o] = false;
-    return found;
+    for (std::size_t i = 0; i < operations.size(); ++i)
+      for (auto v : p_.operations()[operations[i]].inputs) need(v);
+    std::sort(operations.begin(), operations.end());
+    for (auto o : operations) marked_[o] = false;
+    return operations;
   }
   /// Runs the operations of `missing(wanted)`. @return false if a once-only operation would have to run again
   bool make(std::span<const value_id> wanted) {
@@ -90,7 +90,7 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
                                                        const std::vector<bool>& free = {}) {
   const auto& ops = p.operations();
   const auto needed = free.empty() ? std::vector<operation_id>() : needed_operations(p);
-  order_builder now(p);
+  order_builder builder(p);
   // Adds to the ascending `list` the operations before `end` that have not run, whose outputs are all free, and whose inputs are
   // on the device or made by operations of the list.
   const auto add_free = [&](std::vector<operation_id> list, operation_id end) {
@@ -98,10 +98,10 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
     std::vector<bool> listed(ops.size(), false);
     for (auto o : list) listed[o] = true;
     for (auto o : needed) {
-      if (o >= end || listed[o] || now.has_run(o)) continue;
+      if (o >= end || listed[o] || builder.has_run(o)) continue;
       listed[o] = std::all_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](value_id v) { return free[v]; }) &&
                   std::all_of(ops[o].inputs.begin(), ops[o].inputs.end(),
-                              [&](value_id v) { return now.there(v) || listed[p.producer(v)]; });
+                              [&](value_id v) { return builder.there(v) || listed[p.producer(v)]; });
       if (listed[o]) list.push_back(o);
     }
     std::sort(list.begin(), list.end());
@@ -114,17 +114,17 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
       if (retained[j][v] && (free.empty() || !free[v])) wanted.push_back(v);
     // First runs come in the order of the problem, each preceded by its missing inputs. Operations before the last moment run
     // only where an input is missing. Lost values that have to be retained come last.
-    for (auto o : add_free(now.missing(wanted), end ? operation_id(none) : moments[j]))
-      if (!now.has_run(o) && (j == 0 || o > moments[j - 1]) && !now.run(o)) return std::nullopt;
-    if (!now.make(wanted)) return std::nullopt;
+    for (auto o : add_free(builder.missing(wanted), end ? operation_id(none) : moments[j]))
+      if (!builder.has_run(o) && (j == 0 || o > moments[j - 1]) && !builder.run(o)) return std::nullopt;
+    if (!builder.make(wanted)) return std::nullopt;
     if (end) break;
     const auto& operands = ops[moments[j]].inputs;
     for (value_id v = 0; v < p.values().size(); ++v)
       if (!retained[j][v] && (free.empty() || !free[v]) && !std::binary_search(operands.begin(), operands.end(), v))
-        now.forget(v);
-    if (!now.run(moments[j])) return std::nullopt;
+        builder.forget(v);
+    if (!builder.run(moments[j])) return std::nullopt;
   }
-  return now.finish();
+  return builder.finish();
 }
 
 }  // namespace remat::order

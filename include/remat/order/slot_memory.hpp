@@ -25,7 +25,7 @@ class slot_memory {
   void load(std::vector<bytes_t> bytes) {
     bytes_ = std::move(bytes);
     added_.assign(bytes_.size() / block, 0);
-    most_.assign(added_.size(), 0);
+    max_.assign(added_.size(), 0);
     ranked_.resize(added_.size());
     settle(0, bytes_.size());
   }
@@ -33,17 +33,17 @@ class slot_memory {
   bytes_t at(slot k) const { return bytes_[k] + added_[k / block]; }
   /// The maximum over all slots; 0 if no step needs more.
   bytes_t peak() const {
-    bytes_t most = 0;
-    for (std::size_t b = 0; b < most_.size(); ++b) most = std::max(most, most_of(b));
-    return most;
+    bytes_t highest = 0;
+    for (std::size_t b = 0; b < max_.size(); ++b) highest = std::max(highest, max_of(b));
+    return highest;
   }
   /// True if no slot in the block that begins at slot k has a step.
-  bool is_bare(slot k) const { return most_of(k / block) < -empty / 2; }
+  bool is_bare(slot k) const { return max_of(k / block) < -empty / 2; }
   /// Finds the slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks with such slots).
   void find_over(bytes_t budget, std::vector<slot>& list) const {
     list.clear();
-    for (std::size_t b = 0; b < most_.size(); ++b)
-      if (most_of(b) > budget)
+    for (std::size_t b = 0; b < max_.size(); ++b)
+      if (max_of(b) > budget)
         for (slot k = b * block; k < (b + 1) * block; ++k)
           if (at(k) > budget) list.push_back(k);
   }
@@ -51,7 +51,7 @@ class slot_memory {
   slot first_above(bytes_t limit, slot from, slot to) const {
     for (slot k = from; k < to;) {
       const auto stop = std::min(to, (k / block + 1) * block);
-      if (most_of(k / block) > limit)
+      if (max_of(k / block) > limit)
         for (; k < stop; ++k)
           if (at(k) > limit) return k;
       k = stop;
@@ -59,17 +59,17 @@ class slot_memory {
     return to;
   }
   /// How much `bytes` more in [from, to) would raise the excess over `budget`, summed over steps. Ends soon after the sum
-  /// exceeds `most`.
+  /// exceeds `limit`.
   /// @param from first slot; on return the end of the slots that are summed
-  double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double most) const {
+  double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double limit) const {
     double sum = 0;
-    while (from < to && sum < most) {
+    while (from < to && sum < limit) {
       const auto b = from / block;
       const auto stop = std::min(to, (b + 1) * block);
-      if (const auto level = budget - added_[b]; most_[b] + bytes > level) {
+      if (const auto level = budget - added_[b]; max_[b] + bytes > level) {
         bytes_t raised = 0;
         if (stop - from == block)
-          raised = excess(b, level - bytes) - (most_[b] > level ? excess(b, level) : 0);
+          raised = excess(b, level - bytes) - (max_[b] > level ? excess(b, level) : 0);
         else
           for (slot k = from; k < stop; ++k) raised += std::clamp<bytes_t>(bytes_[k] + bytes - level, 0, bytes);
         sum += static_cast<double>(raised);
@@ -105,10 +105,10 @@ class slot_memory {
     bytes_t bytes, sum;  ///< of a step; of this step and all steps that need more
   };
 
-  bytes_t most_of(std::size_t b) const { return most_[b] + added_[b]; }
+  bytes_t max_of(std::size_t b) const { return max_[b] + added_[b]; }
   void find_most(std::size_t b) {
-    most_[b] = *std::max_element(bytes_.begin() + static_cast<std::ptrdiff_t>(b * block),
-                                 bytes_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
+    max_[b] = *std::max_element(bytes_.begin() + static_cast<std::ptrdiff_t>(b * block),
+                                bytes_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
     ranked_[b].clear();
   }
   /// Sum over the steps of a block of the bytes above `level`, without `added_`. Complexity: O(log(block)), plus a sort if the
@@ -127,7 +127,7 @@ class slot_memory {
   }
 
   std::vector<bytes_t> bytes_;                     // per slot, without `added_`
-  std::vector<bytes_t> added_, most_;              // per block: bytes added to all its slots; maximum of `bytes_`
+  std::vector<bytes_t> added_, max_;               // per block: bytes added to all its slots; maximum of `bytes_`
   mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most bytes first; empty until needed
 };
 

@@ -157,10 +157,10 @@ class report_page {
   /// Writes the pieces of the timeline as data for the script. A long timeline is reduced to at most 2000 groups, each shown
   /// by its piece with the most memory.
   void pieces(const memory_timeline& given, double span) {
-    constexpr std::size_t most = 2000;
+    constexpr std::size_t max_groups = 2000;
     const auto timeline = with_duration(given);
     json all = json::array(), times = json::array();
-    const auto at_once = timeline.pieces.size() / most + 1;
+    const auto at_once = timeline.pieces.size() / max_groups + 1;
     for (std::size_t first = 0; first < timeline.pieces.size(); first += at_once) {
       const auto last = std::min(first + at_once, timeline.pieces.size());
       const auto& x = *std::max_element(timeline.pieces.begin() + static_cast<std::ptrdiff_t>(first),
@@ -196,7 +196,7 @@ class report_page {
   void by_module() {
     const bool named = std::any_of(modules_.begin(), modules_.end(), [](const auto& m) { return !m.empty(); });
     std::map<std::pair<std::string, std::string>, share> shares;  // by module (or operator) and source line
-    const auto of = [&](operation_id o) -> share& {
+    const auto share_of = [&](operation_id o) -> share& {
       const auto& op = p_.operations()[o];
       const auto name = !named ? (op.kind.empty() ? op.name : op.kind) : modules_[o].empty() ? "(whole model)" : modules_[o];
       auto& x = shares[{name, o < r_.labels.sources.size() ? r_.labels.sources[o] : ""}];
@@ -205,15 +205,17 @@ class report_page {
     };
     for (value_id v = 0; v < p_.values().size(); ++v)
       if (fates_[v] != fate::held && fates_[v] != fate::temporary && !p_.is_source(v))
-        of(p_.producer(v)).bytes[static_cast<std::size_t>(fates_[v])] += p_.values()[v].bytes;
+        share_of(p_.producer(v)).bytes[static_cast<std::size_t>(fates_[v])] += p_.values()[v].bytes;
     std::set<index_t> run;
     for (const auto& x : s_.steps)
-      if (x.what == action::compute && !run.insert(x.which).second) of(x.operation()).seconds += p_.operations()[x.which].seconds;
+      if (x.what == action::compute && !run.insert(x.which).second)
+        share_of(x.operation()).seconds += p_.operations()[x.which].seconds;
 
     std::vector<std::pair<std::pair<std::string, std::string>, share>> rows(shares.begin(), shares.end());
-    bytes_t most = 1;
+    bytes_t largest_share = 1;
     bool sources = false;
-    for (const auto& [place, x] : rows) most = std::max(most, x.total()), sources = sources || !place.second.empty();
+    for (const auto& [place, x] : rows)
+      largest_share = std::max(largest_share, x.total()), sources = sources || !place.second.empty();
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.total() > b.second.total(); });
     std::sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), rows_shown)),
               [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
@@ -230,18 +232,19 @@ class report_page {
       if (i == rows_shown)
         out_ += "</table></div>\n<details><summary>" + count(rows.size() - i, "smaller row") +
                 "</summary><div class=\"wide\" tabindex=\"0\"><table>\n";
-      module_row(rows[i].first.first, sources ? &rows[i].first.second : nullptr, rows[i].second, most);
+      module_row(rows[i].first.first, sources ? &rows[i].first.second : nullptr, rows[i].second, largest_share);
     }
     out_ += rows.size() > rows_shown ? "</table></div></details>\n" : "</table></div>\n";
   }
   /// @param source null if the table has no column for sources
-  void module_row(const std::string& name, const std::string* source, const share& x, bytes_t most) {
+  void module_row(const std::string& name, const std::string* source, const share& x, bytes_t largest_share) {
     out_ += "<tr><td class=\"name\">" + escaped(name) + "</td>";
     if (source != nullptr) out_ += "<td class=\"name text\">" + escaped(*source) + "</td>";
     out_ += "<td><div class=\"bar\" aria-hidden=\"true\">";
     for (auto f : {fate::kept, fate::recomputed, fate::moved})
       out_ += "<i class=\"" + std::string(to_string(f)) +
-              "\" style=\"width:" + printed("%.3g", 100 * static_cast<double>(x.of(f)) / static_cast<double>(most)) + "%\"></i>";
+              "\" style=\"width:" + printed("%.3g", 100 * static_cast<double>(x.of(f)) / static_cast<double>(largest_share)) +
+              "%\"></i>";
     out_ += "</div></td>";
     for (auto f : {fate::kept, fate::recomputed, fate::moved})
       out_ += "<td>" + (x.of(f) > 0 ? format_bytes(x.of(f)) : "") + "</td>";

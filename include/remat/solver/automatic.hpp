@@ -104,39 +104,39 @@ class automatic {
       else
         return together.solve(p, budget, m);
     }
-    search now(p, budget, m);
-    if (now.best.offer(now.needed)) return now.answer();
+    search state(p, budget, m);
+    if (state.best.offer(state.needed)) return state.answer();
     if (options_.start) {
       result known;
       known.status = status::feasible;
       known.schedule = *options_.start;
-      now.take(known);
+      state.take(known);
     }
-    now.remember(now.within(never, [&](monitor& first) { return offer_cheap_orders(p, now.best, first); }));
-    now.take(result{});
-    const auto cuts = now.run(min_cut({.repairs = 10'000, .effort = 0, .start = options_.start}), never);
-    now.take(cuts);
-    if (decide(now)) return now.answer();
-    const auto start = cuts.found() ? compute_order(cuts.schedule) : now.best.found() ? now.best.order() : now.needed;
-    search_around(now, start, patience(p));
-    if (now.needed.size() > options_.small_operations)
-      now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
-    if (now.done()) return now.answer();
+    state.remember(state.within(never, [&](monitor& first) { return offer_cheap_orders(p, state.best, first); }));
+    state.take(result{});
+    const auto cuts = state.run(min_cut({.repairs = 10'000, .effort = 0, .start = options_.start}), never);
+    state.take(cuts);
+    if (decide(state)) return state.answer();
+    const auto start = cuts.found() ? compute_order(cuts.schedule) : state.best.found() ? state.best.order() : state.needed;
+    search_around(state, start, patience(p));
+    if (state.needed.size() > options_.small_operations)
+      state.take(state.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
+    if (state.done()) return state.answer();
     if constexpr (with_milp) {
-      if (now.needed.size() <= options_.moment_operations) {
+      if (state.needed.size() <= options_.moment_operations) {
         std::future<bound::time_bound> proof;
-        if (m.limits().threads > 1) proof = try_async([&] { return prove(now, never); });
+        if (m.limits().threads > 1) proof = try_async([&] { return prove(state, never); });
         if (proof.valid()) {
-          improve(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
-          now.take(proof.get());
+          improve(state, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
+          state.take(proof.get());
         } else {
-          for (int i = 0; i < 3; ++i) improve_once(now, start, false);
-          now.take(prove(now, now.remaining() / 2));
+          for (int i = 0; i < 3; ++i) improve_once(state, start, false);
+          state.take(prove(state, state.remaining() / 2));
         }
       }
     }
-    improve(now, start);
-    return now.answer();
+    improve(state, start);
+    return state.answer();
   }
 
  private:
@@ -234,30 +234,30 @@ class automatic {
 
   /// Searches through all orders of a small problem: for any schedule if none is known yet, then for the fastest.
   /// @return true if the search ended: the best schedule is proven optimal, or the problem infeasible
-  static bool decide(search& now) {
+  static bool decide(search& state) {
     constexpr std::size_t sets = 300'000;  // about half a second
-    if (now.done() || now.needed.size() > order::exact_order_search::most || !order::exact_order_search::takes(now.p))
+    if (state.done() || state.needed.size() > order::exact_order_search::most || !order::exact_order_search::takes(state.p))
       return false;
-    order::exact_order_search all(now.p, now.budget);
+    order::exact_order_search all(state.p, state.budget);
     order::exact_order_search::answer known;
     const auto take = [&] {
-      if (known.order && now.best.offer(*known.order)) now.take(result{});
-      now.take(bound::time_bound{known.bound, 0});
+      if (known.order && state.best.offer(*known.order)) state.take(result{});
+      state.take(bound::time_bound{known.bound, 0});
     };
-    now.within(now.remaining() / 2, [&](monitor& m) {
+    state.within(state.remaining() / 2, [&](monitor& m) {
       const auto stop = m.stop();
-      if (!now.best.found()) known = all.any(sets, stop), take();
-      if (!now.done()) known = all.fastest(now.best.seconds(), sets, stop), take();
+      if (!state.best.found()) known = all.any(sets, stop), take();
+      if (!state.done()) known = all.fastest(state.best.seconds(), sets, stop), take();
     });
     return known.ended;
   }
   /// Improves the bound by MILPs over several moments. The orders in their solutions become suggestions.
-  bound::time_bound prove(search& now, double seconds) const {
-    return now.within(seconds, [&](monitor& m) {
+  bound::time_bound prove(search& state, double seconds) const {
+    return state.within(seconds, [&](monitor& m) {
       const auto proven =
-          automatic_milp<B>::bound_time(backend_, now.p, now.budget, m, [&](std::optional<std::vector<operation_id>> order) {
-            if (order) now.suggest(std::move(*order));
-            return now.seconds();
+          automatic_milp<B>::bound_time(backend_, state.p, state.budget, m, [&](std::optional<std::vector<operation_id>> order) {
+            if (order) state.suggest(std::move(*order));
+            return state.seconds();
           });
       if (std::isfinite(proven.seconds)) m.report({.stage = "moments", .bound = proven.seconds});
       return proven;
@@ -266,43 +266,44 @@ class automatic {
   /// Improves the schedule by local search, until 4 * `patience` rounds bring no improvement and `proving` returns false. The
   /// staged MILP takes much of the time that is left, so it runs only after `patience` rounds without an improvement. On one
   /// thread and without MILPs, a longer search continues where a shorter one ends.
-  void improve(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
-    bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
-    for (std::size_t idle = 0; !now.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
-      faster = improve_once(now, start, faster);
-      idle = faster ? 0 : idle + patience(now.p);
-      if (idle >= options_.search.patience && !std::exchange(staged, true)) run_staged(now);
+  void improve(search& state, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
+    bool staged = state.p.operations().size() > options_.staged_operations, faster = false;
+    for (std::size_t idle = 0; !state.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
+      faster = improve_once(state, start, faster);
+      idle = faster ? 0 : idle + patience(state.p);
+      if (idle >= options_.search.patience && !std::exchange(staged, true)) run_staged(state);
     }
   }
   static std::size_t patience(const problem& p) { return order::patience_for(p, 800'000); }
   /// Searches around each suggested order, then around the best order. In a small problem, every other call searches from `start`
   /// instead if the last call found nothing (`was_faster` is false).
   /// @return true if it found a faster schedule
-  bool improve_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
-    while (auto order = now.suggestion()) search_around(now, std::move(*order), std::min<std::size_t>(patience(now.p), 300));
-    const bool again = was_faster || now.stream % 2 == 1 || now.p.operations().size() > options_.small_operations;
-    return search_around(now, again && now.best.found() ? now.best.order() : start, patience(now.p));
+  bool improve_once(search& state, const std::vector<operation_id>& start, bool was_faster) const {
+    while (auto order = state.suggestion())
+      search_around(state, std::move(*order), std::min<std::size_t>(patience(state.p), 300));
+    const bool again = was_faster || state.stream % 2 == 1 || state.p.operations().size() > options_.small_operations;
+    return search_around(state, again && state.best.found() ? state.best.order() : start, patience(state.p));
   }
   /// Searches around an order, which need not fit the budget, until `patience` rounds bring no improvement.
   /// @return true if it found the fastest schedule so far
-  bool search_around(search& now, std::vector<operation_id> order, std::size_t patience) const {
-    if (now.done()) return false;
-    incumbent other(now.p, now.budget);
+  bool search_around(search& state, std::vector<operation_id> order, std::size_t patience) const {
+    if (state.done()) return false;
+    incumbent other(state.p, state.budget);
     auto o = options_.search;
     o.patience = patience;
-    o.stream = now.stream++;
-    now.within(never, [&](monitor& m) { order::local_search(now.p, std::move(order), other, m, o, now.bound()); });
-    if (!other.found() || !now.best.offer(other.order())) return false;
-    now.take(result{});
+    o.stream = state.stream++;
+    state.within(never, [&](monitor& m) { order::local_search(state.p, std::move(order), other, m, o, state.bound()); });
+    if (!other.found() || !state.best.offer(other.order())) return false;
+    state.take(result{});
     return true;
   }
 
-  void run_staged(search& now) const {
+  void run_staged(search& state) const {
     if constexpr (with_milp) {
       std::optional<schedule> start;
-      if (now.best.found()) start = with_drops(now.p, now.best.order());
+      if (state.best.found()) start = with_drops(state.p, state.best.order());
       try {
-        now.take(now.run(automatic_milp<B>::staged(backend_, std::move(start)), now.remaining() * 0.4));
+        state.take(state.run(automatic_milp<B>::staged(backend_, std::move(start)), state.remaining() * 0.4));
       } catch (const too_large&) {  // few operations, but too many values for the model: skip it
       }
     }

@@ -33,22 +33,24 @@ namespace remat {
 template <class B>
 requires milp::backend<B>
 struct automatic_milp<B> {
-  /// Solves a problem with copies by `inner`. Then improves the bound if the problem has at most `most` operations.
+  /// Solves a problem with copies by `inner`. Then improves the bound if the problem has at most `max_operations` operations.
   /// @throws any exception of the solver and the backend
   template <solver Inner>
-  static result prove_copies(Inner inner, const B& backend, std::size_t most, const problem& p, bytes_t budget, monitor& m) {
-    return proving<Inner, B>(std::move(inner), backend, most).solve(p, budget, m);
+  static result prove_copies(Inner inner, const B& backend, std::size_t max_operations, const problem& p, bytes_t budget,
+                             monitor& m) {
+    return proving<Inner, B>(std::move(inner), backend, max_operations).solve(p, budget, m);
   }
 
   /// Computes the bound from several moments at once.
-  /// @param told called with the order in each solution of a MILP, if the solution has one; returns the time of the best
-  ///             schedule, s
+  /// @param on_order called with the order in each solution of a MILP, if the solution has one; returns the time of the best
+  ///                 schedule, s
   /// @return bounds on the time, s, and on the budget, bytes
   /// @throws any exception of the backend
-  template <class Told>
-  static bound::time_bound bound_time(const B& backend, const problem& p, bytes_t budget, monitor& m, Told&& told) {
-    return bound::multi_cut_bound<B>(p, budget, m, {}, backend,
-                                     [&](const auto& form, const auto& x, double) { return told(bound::order_of(p, form, x)); });
+  template <class OnOrder>
+  static bound::time_bound bound_time(const B& backend, const problem& p, bytes_t budget, monitor& m, OnOrder&& on_order) {
+    return bound::multi_cut_bound<B>(p, budget, m, {}, backend, [&](const auto& form, const auto& x, double) {
+      return on_order(bound::order_of(p, form, x));
+    });
   }
 
   /// The solver of the staged MILP, which starts from `start`.

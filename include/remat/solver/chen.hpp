@@ -129,17 +129,17 @@ class chen {
       }
     if (wanted(division::greedy)) {
       double total = 0;
-      std::vector<double> made(backward_start);
+      std::vector<double> output_bytes(backward_start);
       for (std::size_t k = 0; k < backward_start; ++k) {
-        for (auto v : p.operations()[needed[k]].outputs) made[k] += static_cast<double>(p.values()[v].bytes);
-        total += made[k];
+        for (auto v : p.operations()[needed[k]].outputs) output_bytes[k] += static_cast<double>(p.values()[v].bytes);
+        total += output_bytes[k];
       }
       for (std::size_t count = 2; count <= std::min(options_.tries, n) + 1; ++count) {
         positions ends;
         double since = 0;
         auto candidate = candidates.begin();
         for (std::size_t k = 0; k < backward_start; ++k) {
-          since += made[k];
+          since += output_bytes[k];
           while (candidate != candidates.end() && *candidate < k) ++candidate;
           if (candidate == candidates.end() || *candidate != k || since * static_cast<double>(count) <= total) continue;
           ends.push_back(k);
@@ -179,10 +179,10 @@ class chen {
       for (auto k : ends)
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
-    order::order_builder now(p);
+    order::order_builder builder(p);
     const auto forget = [&](operation_id o) {
       for (auto x : ops[o].outputs)
-        if (!retained[x]) now.forget(x);
+        if (!retained[x]) builder.forget(x);
     };
     const auto longest =
         v == variant::last_node ? std::min<std::size_t>(needed.size() * needed.size(), 10'000'000) : 20 * needed.size();
@@ -194,16 +194,16 @@ class chen {
       std::size_t here = 0;  // the last segment from which the operation reads
       for (auto x : ops[o].inputs)
         if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
-      const auto from = now.order().size();
-      if (!now.run(o) || now.order().size() > longest || m.stopped()) return std::nullopt;
+      const auto from = builder.order().size();
+      if (!builder.run(o) || builder.order().size() > longest || m.stopped()) return std::nullopt;
       // Drop the values of earlier segments that were recomputed only to reach this one.
       if (v != variant::crossing && k >= backward_start)
-        for (auto i = from; i + 1 < now.order().size(); ++i)
-          if (const auto x = now.order()[i]; v == variant::last_node || segment[x] < here) forget(x);
+        for (auto i = from; i + 1 < builder.order().size(); ++i)
+          if (const auto x = builder.order()[i]; v == variant::last_node || segment[x] < here) forget(x);
       if (v == variant::last_node && before != none) forget(before);
       before = o;
     }
-    return now.finish();
+    return builder.finish();
   }
 
   options options_;

@@ -68,8 +68,8 @@ inline problem with_like_costs(const problem& p, double tolerance) {
     std::stable_sort(list.begin(), list.end(), [&](operation_id a, operation_id b) { return ops[a].seconds < ops[b].seconds; });
     for (std::size_t from = 0, to = 0; from < list.size(); from = to) {
       double sum = 0;
-      const double most = ops[list[from]].seconds * (1 + tolerance);
-      for (; to < list.size() && ops[list[to]].seconds <= most; ++to) sum += ops[list[to]].seconds;
+      const double limit = ops[list[from]].seconds * (1 + tolerance);
+      for (; to < list.size() && ops[list[to]].seconds <= limit; ++to) sum += ops[list[to]].seconds;
       if (ops[list[from]].seconds < ops[list[to - 1]].seconds)
         for (auto k = from; k < to; ++k) costs[list[k]] = sum / static_cast<double>(to - from);
     }
@@ -169,12 +169,12 @@ class hierarchical {
     if (!best.offer(needed_operations(p))) {
       if (options_.bound) prove_bound(p, budget, r, m.stop());
       if (r.status == status::infeasible) return r;
-      search now{m, r.bound, {}};
+      search state{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
       const auto parts = given ? *given : structure::find_partition(alike, options_.cut, m.stop());
       if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
         r = refused("the graph cannot be cut into parts", std::move(r));
-      join(alike, parts, best, now, m);
+      join(alike, parts, best, state, m);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
         if (const auto whole = remat::solve(p, budget, inner_, m.shared(1), stop_with(m)); whole.found())
           best.offer(compute_order(whole.schedule));
@@ -258,64 +258,64 @@ class hierarchical {
 
   /// Orders of a part: the order of the problem, and schedules of Inner under bounds on the bytes saved and on the peak. A part
   /// that is too large is cut into parts instead, or solved by `min_cut`.
-  orders solve_part(const hierarchy::part_problem& b, search& now) const {
+  orders solve_part(const hierarchy::part_problem& b, search& state) const {
     const auto& bare = b.bare();
     const auto floor = bounds_without_search(bare).budget;
-    orders found = {needed_operations(bare)};
+    orders candidates = {needed_operations(bare)};
     structure::partition pieces;
     const bool large = bare.operations().size() > options_.leaf_operations;
-    if (large && now.depth <= most_depth) {
+    if (large && state.depth <= most_depth) {
       auto finer = options_.cut;
       finer.backward_start = b.boundary();
-      pieces = structure::find_partition(bare, finer, now.m.stop());
+      pieces = structure::find_partition(bare, finer, state.m.stop());
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
-    auto each = now.m.shared(part_of_time);
+    auto each = state.m.shared(part_of_time);
     each.gap = std::max(each.gap, 1e-3);
-    const auto stop = now.m.stop();
+    const auto stop = state.m.stop();
     for (const auto& t : targets(b, stop)) {
-      if (options_.cuts) found.push_back(t.start);
+      if (options_.cuts) candidates.push_back(t.start);
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
         const auto within = t.peak - static_cast<bytes_t>(static_cast<double>(t.peak - floor) * static_cast<double>(i) /
                                                           static_cast<double>(options_.peaks));
         const auto limited = b.with_boundary(std::max<bytes_t>(0, within - b.crossing() - t.saved));
         if (i > 0 && options_.cuts)
-          if (auto order = order::eviction(limited, t.start).run(within, {}, stop)) found.push_back(std::move(*order));
+          if (auto order = order::eviction(limited, t.start).run(within, {}, stop)) candidates.push_back(std::move(*order));
         const auto add = [&](const result& r) {
-          if (r.found()) found.push_back(compute_order(r.schedule));
+          if (r.found()) candidates.push_back(compute_order(r.schedule));
         };
         if (pieces.size() > 1) {
           incumbent best(limited, within);
-          monitor part(now.m, part_of_time, [](const progress&) { return control::go_on; });
-          join(limited, pieces, best, now, part);
-          if (best.found()) found.push_back(best.order());
+          monitor part(state.m, part_of_time, [](const progress&) { return control::go_on; });
+          join(limited, pieces, best, state, part);
+          if (best.found()) candidates.push_back(best.order());
         } else if (large) {
-          add(remat::solve(limited, within, cheap_default<min_cut>(), each, stop_with(now.m)));
+          add(remat::solve(limited, within, cheap_default<min_cut>(), each, stop_with(state.m)));
         } else {
-          add(remat::solve(limited, within, inner_, each, stop_with(now.m)));
+          add(remat::solve(limited, within, inner_, each, stop_with(state.m)));
         }
       }
     }
-    return found;
+    return candidates;
   }
 
   /// Options of a part, sorted by bytes carried. Equal parts are solved once.
-  hierarchy::part_options options_of(const hierarchy::part_problem& b, search& now) const {
+  hierarchy::part_options options_of(const hierarchy::part_problem& b, search& state) const {
     const auto form = structure::canonical(b.bare());
     const auto known = [&]() -> const orders* {
-      for (const auto& [other, found] : now.solved[form.hash])
-        if (other == form) return &found;
+      for (const auto& [other, known_orders] : state.solved[form.hash])
+        if (other == form) return &known_orders;
       return nullptr;
     };
     if (!known()) {
       std::vector<operation_id> place(form.operations.size());
       for (operation_id k = 0; k < place.size(); ++k) place[form.operations[k]] = k;
-      auto found = solve_part(b, now);
-      for (auto& order : found)
+      auto candidates = solve_part(b, state);
+      for (auto& order : candidates)
         for (auto& o : order) o = place[o];
-      std::sort(found.begin(), found.end());
-      found.erase(std::unique(found.begin(), found.end()), found.end());
-      now.solved[form.hash].emplace_back(form, std::move(found));
+      std::sort(candidates.begin(), candidates.end());
+      candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());
+      state.solved[form.hash].emplace_back(form, std::move(candidates));
     }
     hierarchy::part_options all;
     for (auto order : *known()) {
@@ -330,15 +330,15 @@ class hierarchical {
   }
 
   /// Plans `p`, cut into `parts`, and offers the schedules to `best`.
-  void join(const problem& p, const structure::partition& parts, incumbent& best, search& now, monitor& m) const {
-    const bool whole = now.depth++ == 0;
+  void join(const problem& p, const structure::partition& parts, incumbent& best, search& state, monitor& m) const {
+    const bool whole = state.depth++ == 0;
     const auto report = [&](const std::string& stage) {
-      if (whole) best.report(m, stage, now.bound);
+      if (whole) best.report(m, stage, state.bound);
     };
     const hierarchy::part_index index(p, parts);
     std::vector<hierarchy::part_options> choices;
     for (std::size_t i = 0; i < parts.size() && !m.stopped(); ++i) {
-      choices.push_back(options_of(hierarchy::part_problem(p, index, parts[i]), now));
+      choices.push_back(options_of(hierarchy::part_problem(p, index, parts[i]), state));
       if (i % 16 == 0) report("part " + std::to_string(i + 1) + " of " + std::to_string(parts.size()));
     }
     if (choices.size() == parts.size()) {
@@ -352,7 +352,7 @@ class hierarchical {
             best.offer(order::retain_more(p, fastest[k].second, best.budget(), m.stop())))
           report("retention");
     }
-    --now.depth;
+    --state.depth;
   }
 
   Inner inner_;

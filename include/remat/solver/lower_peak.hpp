@@ -34,15 +34,15 @@ namespace detail {
 inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(const problem& p, bound::last_run_cut& cut,
                                                                              operation_id last, bytes_t room,
                                                                              const std::vector<bool>& there, bytes_t large) {
-  constexpr std::size_t most = 8, mixtures = 24;
+  constexpr std::size_t max_sets = 8, mixtures = 24;
   const auto& ops = p.operations();
-  std::map<bytes_t, std::vector<bool>, std::greater<>> found;
+  std::map<bytes_t, std::vector<bool>, std::greater<>> sets;
   const auto add = [&](const std::vector<bool>& kept) {
     bytes_t bytes = 0;
     for (value_id v = 0; v < kept.size(); ++v)
       if (kept[v] && !p.values()[v].held) bytes += p.values()[v].bytes;
-    if (bytes <= room) found.try_emplace(bytes, kept);
-    if (found.size() > most) found.erase(std::prev(found.end()));
+    if (bytes <= room) sets.try_emplace(bytes, kept);
+    if (sets.size() > max_sets) sets.erase(std::prev(sets.end()));
   };
   std::vector<bool> rich;
   for (int i = 0; i <= 90; ++i) {
@@ -65,7 +65,7 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(con
       }
     rich = std::move(lean);
   }
-  return found;
+  return sets;
 }
 
 /// Changes an order so that only `kept`, and the inputs and outputs of the computation at `at`, stay across this computation.
@@ -73,26 +73,26 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(con
 /// @return nothing if a once-only operation would have to run again
 inline std::optional<std::vector<operation_id>> defer_across(const problem& p, const std::vector<operation_id>& order,
                                                              std::size_t at, std::vector<bool> kept) {
-  order::order_builder now(p);
+  order::order_builder builder(p);
   const auto& op = p.operations()[order[at]];
   for (const auto* used : {&op.inputs, &op.outputs})
     for (auto v : *used) kept[v] = true;
   const auto forget = [&](bool targets) {
     for (value_id v = 0; v < kept.size(); ++v)
-      if (!kept[v] && (targets || !p.is_target(v))) now.forget(v);
+      if (!kept[v] && (targets || !p.is_target(v))) builder.forget(v);
   };
   for (std::size_t k = 0; k < order.size(); ++k) {
     if (k == at) forget(true);
-    const auto& made = p.operations()[order[k]].outputs;
-    const bool useless = k > at && std::all_of(made.begin(), made.end(), [&](value_id v) { return now.there(v); });
-    if (!useless && !now.run(order[k])) return std::nullopt;
+    const auto& outputs = p.operations()[order[k]].outputs;
+    const bool useless = k > at && std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return builder.there(v); });
+    if (!useless && !builder.run(order[k])) return std::nullopt;
   }
   for (auto v : p.targets()) {
-    if (now.there(v)) continue;
+    if (builder.there(v)) continue;
     forget(false);
-    if (!now.make(std::vector{v})) return std::nullopt;
+    if (!builder.make(std::vector{v})) return std::nullopt;
   }
-  return now.finish();
+  return builder.finish();
 }
 
 }  // namespace detail
@@ -146,9 +146,9 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
     for (std::size_t first = 0; first < parts.size(); ++first) {
       std::optional<std::vector<operation_id>> order;
       for (double step = widest; step > 0.002 && !(stop && stop());) {
-        const auto now = measure_order(p, order.value_or(start));
-        if (now.peak <= budget) return order.value_or(start);
-        auto next = lower(order.value_or(start), now.memory, std::max(budget, part_of(1 - step, now.peak)), first);
+        const auto measured = measure_order(p, order.value_or(start));
+        if (measured.peak <= budget) return order.value_or(start);
+        auto next = lower(order.value_or(start), measured.memory, std::max(budget, part_of(1 - step, measured.peak)), first);
         if (next)
           order = std::move(next);
         else

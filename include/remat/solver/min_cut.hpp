@@ -194,13 +194,14 @@ class min_cut {
       };
       bool before = true;
       for (std::size_t i = 0; i < at.choices.size() && !m.stopped(); ++i) {
-        const bool now = fits(at.choices[i]);
-        index_t low = 0, high = now && !before ? index_t{at.tau} : 0;  // the mixture with `high` fits, that with `low` does not
+        const bool fitting = fits(at.choices[i]);
+        index_t low = 0,
+                high = fitting && !before ? index_t{at.tau} : 0;  // the mixture with `high` fits, that with `low` does not
         while (low + 1 < high && !m.stopped()) {
           const auto middle = low + (high - low) / 2;
           (fits(mix(p, at.choices[i], at.choices[i - 1], middle)) ? high : low) = middle;
         }
-        before = now;
+        before = fitting;
       }
     }
   }

@@ -96,8 +96,8 @@ class moments {
       last = std::move(order);
     }
     std::sort(fitting.begin(), fitting.end());
-    const std::size_t most = p.operations().size() < 1000 ? 20 : 3;
-    if (fitting.size() > most) fitting.resize(most);
+    const std::size_t limit = p.operations().size() < 1000 ? 20 : 3;
+    if (fitting.size() > limit) fitting.resize(limit);
     for (std::size_t i = 0; i < fitting.size() && !stop(); ++i)
       best.offer(order::retain_more(p, fitting[i].second, budget, stop));
   }

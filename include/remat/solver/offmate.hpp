@@ -100,23 +100,24 @@ class offmate {
     }
     result r;
     const auto needed = needed_operations(p);
-    scan now{p.plain() ? p.with_copies({}) : copies::recomputation_only(p), budget, 0, m, {p, budget, m.stop()}, options_.starts};
-    offer_first(now);
-    if (m.stopped() && (std::isfinite(now.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
-      return now.best.put_into(r), r;
-    now.most = measure_order(now.plain, needed).peak;
-    if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
-    now.fixed = std::make_shared<const copies::virtual_problem>(now.plain, needed, std::vector{now.least});
-    now.offer(needed, now.fixed, now.most);
+    scan state{
+        p.plain() ? p.with_copies({}) : copies::recomputation_only(p), budget, 0, m, {p, budget, m.stop()}, options_.starts};
+    offer_first(state);
+    if (m.stopped() && (std::isfinite(state.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
+      return state.best.put_into(r), r;
+    state.max_budget = measure_order(state.plain, needed).peak;
+    if (!p.plain()) state.min_budget = std::min(state.max_budget, bounds_without_search(state.plain).budget);
+    state.fixed = std::make_shared<const copies::virtual_problem>(state.plain, needed, std::vector{state.min_budget});
+    state.offer(needed, state.fixed, state.max_budget);
     prove_bound(p, budget, r, m.stop());
-    now.bound = r.bound;
+    state.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
-      now.offer(order, now.fixed, measure_order(now.plain, order).peak);
+      state.offer(order, state.fixed, measure_order(state.plain, order).peak);
     }
-    if (!now.done()) scan_all(now);
-    if (!p.plain()) reorder(now, needed);
-    now.best.put_into(r);
+    if (!state.done()) scan_all(state);
+    if (!p.plain()) reorder(state, needed);
+    state.best.put_into(r);
     return r;
   }
 
@@ -136,7 +137,8 @@ class offmate {
   static constexpr auto faster = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
   struct scan {
     const problem plain;  ///< the problem without copies
-    bytes_t least, most;  ///< range of virtual budgets: from the budget, or the least need of `plain`, to the need of store-all
+    bytes_t min_budget,
+        max_budget;  ///< range of virtual budgets: from the budget, or the least need of `plain`, to the need of store-all
     monitor& m;
     copies::copy_incumbent best;
     std::size_t keep;             ///< most starts
@@ -189,13 +191,13 @@ class offmate {
   };
 
   /// Offers cheap orders without copies as soon as they are found, because laying copies takes several times as long.
-  static void offer_first(scan& now) {
-    incumbent cheap(now.plain, now.best.budget());
-    monitor part(now.m, 0.5, [&](const progress&) {
-      if (now.best.offer_without_copies(cheap.order())) now.best.report(now.m, "without copies", now.bound);
+  static void offer_first(scan& state) {
+    incumbent cheap(state.plain, state.best.budget());
+    monitor part(state.m, 0.5, [&](const progress&) {
+      if (state.best.offer_without_copies(cheap.order())) state.best.report(state.m, "without copies", state.bound);
       return control::go_on;
     });
-    offer_cheap_orders(now.plain, cheap, part);
+    offer_cheap_orders(state.plain, cheap, part);
   }
   /// Plans for slower links. Bounds for slower links do not hold for `p`, so `p` gets its own.
   result solve_for_less(const problem& p, bytes_t budget, monitor& m) const {
@@ -216,34 +218,36 @@ class offmate {
   /// Plans recomputation for virtual budgets by a quick `min_cut`, and offers the orders.
   /// @param part share of the time that is left
   /// @return the virtual budget of the fastest order, bytes, and its time, s; infinity if there is none
-  static std::pair<bytes_t, double> sweep(scan& now, const virtual_pointer& q, const std::vector<bytes_t>& budgets, double part) {
-    monitor some(now.m, part, [](const progress&) { return control::go_on; });
+  static std::pair<bytes_t, double> sweep(scan& state, const virtual_pointer& q, const std::vector<bytes_t>& budgets,
+                                          double part) {
+    monitor some(state.m, part, [](const progress&) { return control::go_on; });
     const auto planned = min_cut({.bound = false, .repairs = 10'000, .effort = 0}).sweep(q->problem(), budgets, some);
     std::pair fastest{bytes_t{0}, std::numeric_limits<double>::infinity()};
-    for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) {
+    for (std::size_t i = 0; i < budgets.size() && !state.m.stopped(); ++i) {
       if (!planned[i].found()) continue;
-      const double seconds = now.offer(planned[i].schedule, q, budgets[i]);
+      const double seconds = state.offer(planned[i].schedule, q, budgets[i]);
       if (seconds < fastest.second) fastest = {budgets[i], seconds};
     }
     return fastest;
   }
 
   /// Plans for `count` virtual budgets in the `range` below `top`, then for some budgets near the best.
-  static void scan_range(scan& now, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
-    if (now.done()) return;
+  static void scan_range(scan& state, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
+    if (state.done()) return;
     std::vector<bytes_t> budgets;
-    for (bytes_t k = count; k > 0; --k) budgets.push_back(std::max(now.least, top - range / count * k));
-    const auto [best, seconds] = sweep(now, q, budgets, 0.2);
+    for (bytes_t k = count; k > 0; --k) budgets.push_back(std::max(state.min_budget, top - range / count * k));
+    const auto [best, seconds] = sweep(state, q, budgets, 0.2);
     budgets.clear();
     for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto near = best + i * (now.most - now.least) / count / 4; i != 0 && near >= now.least) budgets.push_back(near);
-    if (!now.done() && std::isfinite(seconds)) sweep(now, q, budgets, 0.1);
+      if (const auto near = best + i * (state.max_budget - state.min_budget) / count / 4; i != 0 && near >= state.min_budget)
+        budgets.push_back(near);
+    if (!state.done() && std::isfinite(seconds)) sweep(state, q, budgets, 0.1);
   }
 
   /// Virtual budgets over the step: they rise with the bytes that can have left, and fall with the bytes still to come back.
   /// @param share of these bytes to count on
-  static std::vector<bytes_t> varying_budgets(const scan& now, double share) {
-    const auto& p = now.best.problem();
+  static std::vector<bytes_t> varying_budgets(const scan& state, double share) {
+    const auto& p = state.best.problem();
     const auto chain = p.plain() ? std::vector{device_tier, p.host()} : copies::tier_chain(p);
     const auto passed = [&](double seconds, bool out) {  // bytes in that time; a full tier passes them on
       double least = std::numeric_limits<double>::infinity(), room = 0;
@@ -254,40 +258,42 @@ class offmate {
       return least;
     };
     bytes_t all = 0;
-    for (const auto& v : now.plain.values()) all += v.bytes;
-    const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // with ballast on top
-    const double seconds = measure_order(now.plain, needed_operations(now.plain)).seconds;
+    for (const auto& v : state.plain.values()) all += v.bytes;
+    const auto limit =
+        static_cast<double>(std::min(2 * (state.max_budget - state.min_budget), (max_bytes - all) / 2));  // with ballast on top
+    const double seconds = measure_order(state.plain, needed_operations(state.plain)).seconds;
     std::vector<bytes_t> budgets;
     for (int k = 0, parts = 64; k < parts; ++k) {
       const double moved = std::min(passed(seconds * k / parts, true), passed(seconds * (parts - 1 - k) / parts, false));
-      budgets.push_back(now.best.budget() + static_cast<bytes_t>(std::clamp(share * moved, 0.0, most)));
+      budgets.push_back(state.best.budget() + static_cast<bytes_t>(std::clamp(share * moved, 0.0, limit)));
     }
     return budgets;
   }
   /// Plans for varying budgets that count on all bytes that can be moved, shifted up and down by several amounts.
-  void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
-    if (now.done()) return;
-    const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, varying_budgets(now, 1));
-    const auto range = std::min(now.most, q->budget()) - now.least;
-    scan_range(now, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
+  void scan_shifted(scan& state, const std::vector<operation_id>& order) const {
+    if (state.done()) return;
+    const auto q = std::make_shared<const copies::virtual_problem>(state.plain, order, varying_budgets(state, 1));
+    const auto range = std::min(state.max_budget, q->budget()) - state.min_budget;
+    scan_range(state, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
   }
   /// Plans for varying budgets. With more copies there is less to recompute, but at some point the device waits for them. So the
   /// time first falls with the share that is moved, and then rises. Looks for the least time where the lines through the points
   /// on both sides meet.
   /// @param early_once operations that `order` lists early run once
-  void scan_varying(scan& now, const std::vector<operation_id>& order, bool early_once) const {
+  void scan_varying(scan& state, const std::vector<operation_id>& order, bool early_once) const {
     std::vector<point> known;
     const auto look_at = [&](double share) {
-      const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, varying_budgets(now, share), early_once);
-      const auto seconds = sweep(now, q, {q->budget()}, 0.1).second;
+      const auto q =
+          std::make_shared<const copies::virtual_problem>(state.plain, order, varying_budgets(state, share), early_once);
+      const auto seconds = sweep(state, q, {q->budget()}, 0.1).second;
       const auto place = std::find_if(known.begin(), known.end(), [&](const point& x) { return x.share > share; });
       known.insert(place, {share, seconds});
     };
     for (const double share : {0.75, 1., 0.5, 1.25, 0.25})
-      if (!now.done()) look_at(share);
-    while (!now.done() && known.size() < options_.scan / 2) {
+      if (!state.done()) look_at(share);
+    while (!state.done() && known.size() < options_.scan / 2) {
       const auto next = lowest(known);
-      if (!(next.seconds < now.fastest() * (1 - 1e-3))) return;  // `copies::copy_search` gains as much
+      if (!(next.seconds < state.fastest() * (1 - 1e-3))) return;  // `copies::copy_search` gains as much
       look_at(next.share);
     }
   }
@@ -315,73 +321,76 @@ class offmate {
     return least;
   }
 
-  void scan_all(scan& now) const {
-    const auto needed = needed_operations(now.plain);
-    std::vector<std::function<void()>> scans = {
-        [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
-        [&] { scan_range(now, now.fixed, now.most, now.most - now.least, static_cast<bytes_t>(options_.scan)); }};
-    if (const auto heaviest = bound::most_demanding_cuts(now.plain, now.least, 8, now.m.stop()); !heaviest.empty())
-      if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed) {
-        scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
-        scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
+  void scan_all(scan& state) const {
+    const auto needed = needed_operations(state.plain);
+    std::vector<std::function<void()>> scans = {[&] { scan_shifted(state, needed); }, [&] { scan_varying(state, needed, false); },
+                                                [&] {
+                                                  scan_range(state, state.fixed, state.max_budget,
+                                                             state.max_budget - state.min_budget,
+                                                             static_cast<bytes_t>(options_.scan));
+                                                }};
+    if (const auto heaviest = bound::most_demanding_cuts(state.plain, state.min_budget, 8, state.m.stop()); !heaviest.empty())
+      if (const auto early = copies::early_order(state.plain, heaviest.front()->tau()); early != needed) {
+        scans.insert(scans.begin(), [&state, this, early] { scan_shifted(state, early); });
+        scans.insert(scans.begin(), [&state, this, early] { scan_varying(state, early, true); });
       }
-    now.parallel_for(scans.size(), [&](std::size_t i) { scans[i](); });
-    if (now.starts.empty()) now.starts.push_back({{}, now.fixed, now.least, 0});
+    state.parallel_for(scans.size(), [&](std::size_t i) { scans[i](); });
+    if (state.starts.empty()) state.starts.push_back({{}, state.fixed, state.min_budget, 0});
 
-    const std::vector<start> best(now.starts.begin(),
-                                  now.starts.begin() + static_cast<std::ptrdiff_t>(std::min(options_.inner, now.starts.size())));
-    now.parallel_for(best.size(), [&](std::size_t i) {
-      if (!now.done()) plan(now, best[i]);
+    const std::vector<start> best(
+        state.starts.begin(), state.starts.begin() + static_cast<std::ptrdiff_t>(std::min(options_.inner, state.starts.size())));
+    state.parallel_for(best.size(), [&](std::size_t i) {
+      if (!state.done()) plan(state, best[i]);
     });
-    std::erase_if(now.starts, [](const auto& s) { return s.order.order.empty(); });
-    if (!now.starts.empty()) improve_orders(now);
+    std::erase_if(state.starts, [](const auto& s) { return s.order.order.empty(); });
+    if (!state.starts.empty()) improve_orders(state);
   }
   /// If nothing fits, moves operations: the memory for values that cannot move, or for a full tier, depends on their readers.
-  static void reorder(scan& now, const std::vector<operation_id>& needed) {
-    if (std::isfinite(now.best.seconds()) || now.m.stopped()) return;
-    order::destroy_repair n(now.plain, now.most, now.m.limits().seed);
+  static void reorder(scan& state, const std::vector<operation_id>& needed) {
+    if (std::isfinite(state.best.seconds()) || state.m.stopped()) return;
+    order::destroy_repair n(state.plain, state.max_budget, state.m.limits().seed);
     n.load(needed);
-    for (int tries = 0; tries < 200 && !std::isfinite(now.best.seconds()) && !now.m.stopped(); ++tries) {
+    for (int tries = 0; tries < 200 && !std::isfinite(state.best.seconds()) && !state.m.stopped(); ++tries) {
       n.shift();
       n.commit();
-      now.offer(n.order(), now.fixed, now.most);
+      state.offer(n.order(), state.fixed, state.max_budget);
     }
   }
   /// Plans the virtual problem of a start by Inner, and offers the schedules.
-  void plan(scan& now, const start& s) const {
-    monitor part(now.m, 0.1, [&](const progress& x) {
-      if (x.schedule) now.offer(*x.schedule, s.problem, s.budget);
-      return now.done() ? control::stop : control::go_on;
+  void plan(scan& state, const start& s) const {
+    monitor part(state.m, 0.1, [&](const progress& x) {
+      if (x.schedule) state.offer(*x.schedule, s.problem, s.budget);
+      return state.done() ? control::stop : control::go_on;
     });
     const auto r = inner_.solve(s.problem->problem(), s.budget, part);
-    if (r.found()) now.offer(r.schedule, s.problem, s.budget);
+    if (r.found()) state.offer(r.schedule, s.problem, s.budget);
   }
   /// Improves the best order and the other starts in turn, on each thread.
-  void improve_orders(scan& now) const {
-    const auto& starts = now.starts;
+  void improve_orders(scan& state) const {
+    const auto& starts = state.starts;
     auto fastest = starts.front();
-    if (!now.done()) now.best.try_smaller_budgets();
+    if (!state.done()) state.best.try_smaller_budgets();
     std::size_t next = 0, idle = 0;
     std::mutex lock;
-    now.parallel_for(now.m.limits().threads, [&](std::size_t) {
+    state.parallel_for(state.m.limits().threads, [&](std::size_t) {
       for (;;) {
         start from;
         std::size_t stream = 0;
         {
           const std::lock_guard guard(lock);
-          if (idle >= options_.idle * now.m.limits().threads || now.done()) return;
+          if (idle >= options_.idle * state.m.limits().threads || state.done()) return;
           stream = next++;
           from = stream % 2 == 1 ? starts[stream / 2 % starts.size()] : fastest;
-          if (stream % 2 == 0) from.order = now.best.order();
+          if (stream % 2 == 0) from.order = state.best.order();
         }
-        const auto before = now.best.seconds();  // other threads may lower it meanwhile
-        monitor part(now.m, 0.5);
-        copies::copy_search(*from.problem, from.order, from.budget, now.best, part,
-                            {.patience = order::patience_for(now.plain, options_.effort), .stream = stream}, now.bound);
-        if (now.best.seconds() < before && !now.m.stopped()) now.best.try_smaller_budgets();
+        const auto before = state.best.seconds();  // other threads may lower it meanwhile
+        monitor part(state.m, 0.5);
+        copies::copy_search(*from.problem, from.order, from.budget, state.best, part,
+                            {.patience = order::patience_for(state.plain, options_.effort), .stream = stream}, state.bound);
+        if (state.best.seconds() < before && !state.m.stopped()) state.best.try_smaller_budgets();
         const std::lock_guard guard(lock);
-        if (now.best.seconds() < before) fastest = from;
-        idle = now.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;
+        if (state.best.seconds() < before) fastest = from;
+        idle = state.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;
       }
     });
   }

@@ -34,19 +34,19 @@ template <solver Inner, milp::backend B>
 class proving {
  public:
   proving() : proving(Inner()) {}
-  /// @param most problems with more needed operations are left to Inner alone
-  explicit proving(Inner inner, B backend = B(), std::size_t most = 1000)
-      : inner_(std::move(inner)), backend_(std::move(backend)), most_(most) {}
+  /// @param max_operations problems with more needed operations are left to Inner alone
+  explicit proving(Inner inner, B backend = B(), std::size_t max_operations = 1000)
+      : inner_(std::move(inner)), backend_(std::move(backend)), max_operations_(max_operations) {}
 
   std::string name() const { return inner_.name(); }
   bool plans_tiers() const { return remat::plans_tiers(inner_); }
   proving with_start(schedule s) const requires warm_startable<Inner> {
-    return proving(inner_.with_start(std::move(s)), backend_, most_);
+    return proving(inner_.with_start(std::move(s)), backend_, max_operations_);
   }
 
   /// @throws any exception of Inner and the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    if (!p.plain() || needed_operations(p).size() > most_) return inner_.solve(p, budget, m);
+    if (!p.plain() || needed_operations(p).size() > max_operations_) return inner_.solve(p, budget, m);
     monitor first(m, 0.8);
     auto r = judge(p, budget, name(), first, inner_.solve(p, budget, first));
     if (!r.found() || r.status == status::optimal) return r;
@@ -64,7 +64,7 @@ class proving {
  private:
   Inner inner_;
   B backend_;
-  std::size_t most_;
+  std::size_t max_operations_;
 };
 
 }  // namespace remat

@@ -85,7 +85,7 @@ class revolve {
   /// Moves operations at the beginning of a block's backward into the backward of the next block, if they read from the block's
   /// own forward only values that the forward of the next block reads as well. Nothing has to be recomputed for them then.
   static structure::partition shifted(const problem& p, structure::partition blocks) {
-    const auto has = [](const std::vector<operation_id>& list, operation_id o) {
+    const auto contains = [](const std::vector<operation_id>& list, operation_id o) {
       return std::binary_search(list.begin(), list.end(), o);
     };
     for (auto i = blocks.size() - 1; i-- > 0;) {
@@ -93,8 +93,8 @@ class revolve {
       auto& after = blocks[i + 1];
       const auto there = [&](value_id v) {
         const auto readers = p.consumers(v);
-        return p.is_source(v) || !has(blocks[i].forward, p.producer(v)) ||
-               std::any_of(readers.begin(), readers.end(), [&](operation_id o) { return has(after.forward, o); });
+        return p.is_source(v) || !contains(blocks[i].forward, p.producer(v)) ||
+               std::any_of(readers.begin(), readers.end(), [&](operation_id o) { return contains(after.forward, o); });
       };
       const auto end = std::find_if_not(backward.begin(), backward.end(), [&](operation_id o) {
         const auto& inputs = p.operations()[o].inputs;
@@ -130,8 +130,8 @@ class revolve {
   void unequal(const problem& p, bytes_t budget, const structure::partition& blocks, incumbent& best, monitor& m) const {
     const hierarchy::saved_parts parts(p, shifted(p, blocks));
     // The table counts memory too high, so schedules for somewhat larger budgets are evaluated as well.
-    const auto most = std::max<bytes_t>(0, budget - parts.chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
-    const chain::persistent_table table(parts.chain().model(), most,
+    const auto table_budget = std::max<bytes_t>(0, budget - parts.chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
+    const chain::persistent_table table(parts.chain().model(), table_budget,
                                         {.slots = options_.slots, .stop = m.stop(), .inputs_only = true});
     const auto front = table.front();
     std::size_t more = 40;

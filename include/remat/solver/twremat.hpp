@@ -28,12 +28,12 @@ namespace detail {
 /// The recursion of `order_by_separators`. An operation with a positive count in `holds_` has its results on the device.
 class separator_walk {
  public:
-  separator_walk(const problem& p, const structure::separator_tree& tree, std::size_t leaf, std::size_t most,
+  separator_walk(const problem& p, const structure::separator_tree& tree, std::size_t leaf, std::size_t limit,
                  const std::function<bool()>& stop)
       : p_(p),
         tree_(tree),
         leaf_(leaf),
-        most_(most),
+        limit_(limit),
         stop_(stop),
         first_(p.operations().size() + 1, 0),
         holds_(p.operations().size(), 0),
@@ -122,16 +122,16 @@ class separator_walk {
   /// The operations of `list`, the last closure, that are in the separator of `part`. Also sets the stage of each operation in
   /// `list`: how many operations of the separator have to run before it, itself included.
   std::vector<operation_id> separator(std::size_t part, const std::vector<operation_id>& list) {
-    std::vector<operation_id> found;
+    std::vector<operation_id> chosen;
     for (auto o : list) {
       stage_[o] = 0;
       for (auto maker : makers(o))
         if (mark_[maker] == stamp_) stage_[o] = std::max(stage_[o], stage_[maker]);
       if (tree_.home(o) != part) continue;
-      found.push_back(o);
-      stage_[o] = static_cast<index_t>(found.size());
+      chosen.push_back(o);
+      stage_[o] = static_cast<index_t>(chosen.size());
     }
-    return found;
+    return chosen;
   }
   std::size_t child(const structure::separator_tree::part& x, operation_id o) const {
     const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.home(o));
@@ -146,7 +146,7 @@ class separator_walk {
     return list;
   }
   bool run(operation_id o) {
-    if (order_.size() >= most_ || (order_.size() % 64 == 0 && stop_ && stop_())) return false;
+    if (order_.size() >= limit_ || (order_.size() % 64 == 0 && stop_ && stop_())) return false;
     order_.push_back(o);
     holds_[o] = p_.operations()[o].once ? 2 : 1;  // results of a once-only operation stay for ever
     return true;
@@ -154,7 +154,7 @@ class separator_walk {
 
   const problem& p_;
   const structure::separator_tree& tree_;
-  std::size_t leaf_, most_;
+  std::size_t leaf_, limit_;
   const std::function<bool()>& stop_;
   std::vector<operation_id> order_;
   std::vector<operation_id> makers_;  // of all operations, one after the other
@@ -171,17 +171,17 @@ class separator_walk {
 /// With `leaf` = 1, at most (width + 1 + inputs of an operation) log2(operations) operations have results on the device at a
 /// time, except those that make targets or run only once. Time is polynomial for a constant width, but may be large. Parts of at
 /// most `leaf` operations are not divided: wanted results are computed in the order of the problem, without recomputation.
-/// @param p    the problem
-/// @param tree its parts
-/// @param leaf most operations of a part that is not divided
-/// @param most gives up after that many computations
-/// @param stop polled now and then; true gives up
+/// @param p     the problem
+/// @param tree  its parts
+/// @param leaf  most operations of a part that is not divided
+/// @param limit gives up after that many computations
+/// @param stop  polled now and then; true gives up
 /// @return the order, or nothing
 /// Complexity: O(edges executed * log(operations)).
 ///
 /// Reference: Kumar, Purohit, Svitkina, Vee, Wang, "Efficient rematerialization for deep networks", NeurIPS 2019.
 inline std::optional<std::vector<operation_id>> order_by_separators(const problem& p, const structure::separator_tree& tree,
-                                                                    std::size_t leaf, std::size_t most,
+                                                                    std::size_t leaf, std::size_t limit,
                                                                     const std::function<bool()>& stop = {}) {
   if (tree.empty()) return std::nullopt;
   std::vector<operation_id> wanted;
@@ -189,7 +189,7 @@ inline std::optional<std::vector<operation_id>> order_by_separators(const proble
     if (!p.is_source(v)) wanted.push_back(p.producer(v));
   std::sort(wanted.begin(), wanted.end());
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  detail::separator_walk walk(p, tree, leaf, most, stop);
+  detail::separator_walk walk(p, tree, leaf, limit, stop);
   if (!walk.compute(0, wanted)) return std::nullopt;
   return prune_order(p, walk.order());
 }

@@ -119,14 +119,14 @@ class published_form : public staged_model {
     for (auto j : frame().uses[v])
       if (j > k && j < frame().blocks[t].second) hindrances.add(R(t, j));
     hindrances.compact();
-    double least = hindrances.constant, most = hindrances.constant;
-    for (const auto& [column, factor] : hindrances.terms) (factor < 0 ? least : most) += factor;
-    if (least > 0.5) return;
+    double lowest = hindrances.constant, highest = hindrances.constant;
+    for (const auto& [column, factor] : hindrances.terms) (factor < 0 ? lowest : highest) += factor;
+    if (lowest > 0.5) return;
     const auto may_go = expression{{}, 1} - hindrances;
     next_is_largest_of({may_go});
     const auto free = rows().binary(0);
     rows().at_least(free - may_go, 0);
-    rows().at_most(hindrances + most * free, most);
+    rows().at_most(hindrances + highest * free, highest);
     memory.add(free, -frame().size(v));
   }
 };

@@ -79,10 +79,10 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
   search(source);
   for (std::size_t i = 0; i < n; ++i)
     if (order[i] == 0) search(i);
-  std::vector<operation_id> found;
+  std::vector<operation_id> points;
   for (std::size_t i = 0; i < n; ++i)
-    if (separates[i]) found.push_back(ops[i]);
-  return found;
+    if (separates[i]) points.push_back(ops[i]);
+  return points;
 }
 
 }  // namespace remat::structure

@@ -217,10 +217,10 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
 
 /// A run without the once-only operations that can run before or after all other operations of the run.
 inline std::vector<operation_id> without_once_at_ends(const problem& p, std::vector<operation_id> run) {
-  const auto has = [&](operation_id o) { return o != none && std::binary_search(run.begin(), run.end(), o); };
+  const auto in_run = [&](operation_id o) { return o != none && std::binary_search(run.begin(), run.end(), o); };
   const auto read_here = [&](value_id v) {
     const auto readers = p.consumers(v);
-    return std::any_of(readers.begin(), readers.end(), has);
+    return std::any_of(readers.begin(), readers.end(), in_run);
   };
   for (auto k = run.size(); k-- > 0;) {
     const auto& op = p.operations()[run[k]];
@@ -230,7 +230,7 @@ inline std::vector<operation_id> without_once_at_ends(const problem& p, std::vec
   for (std::size_t k = 0; k < run.size();) {
     const auto& op = p.operations()[run[k]];
     const bool alone =
-        op.once && std::none_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return has(p.producer(v)); });
+        op.once && std::none_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return in_run(p.producer(v)); });
     if (alone)
       run.erase(run.begin() + static_cast<std::ptrdiff_t>(k));
     else
@@ -301,8 +301,8 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     if (o.interface == 0) least *= 1.1;
     if (from < to) {
       const auto first = needs.memory.begin() + static_cast<std::ptrdiff_t>(from);
-      const auto most = std::max_element(first, needs.memory.begin() + static_cast<std::ptrdiff_t>(to));
-      attempt(static_cast<std::size_t>(most - needs.memory.begin()));
+      const auto largest = std::max_element(first, needs.memory.begin() + static_cast<std::ptrdiff_t>(to));
+      attempt(static_cast<std::size_t>(largest - needs.memory.begin()));
     }
   };
   guess();

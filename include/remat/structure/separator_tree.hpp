@@ -136,10 +136,10 @@ class separator_tree {
     std::vector<task> stack;
     if (n > 0) stack.push_back({0, none});
     while (!stack.empty()) {
-      const auto now = stack.back();
+      const auto top = stack.back();
       stack.pop_back();
-      tree = {now.any};
-      parent[now.any] = n;
+      tree = {top.any};
+      parent[top.any] = n;
       for (std::size_t i = 0; i < tree.size(); ++i)
         for (auto y : bags_[tree[i]].neighbours)
           if (!gone[y] && y != parent[tree[i]]) {
@@ -148,9 +148,9 @@ class separator_tree {
           }
       for (auto x : tree) weight[x] = placed[x] ? 0 : 1;
       for (auto i = tree.size(); i-- > 1;) weight[parent[tree[i]]] += weight[tree[i]];
-      const auto total = weight[now.any];
+      const auto total = weight[top.any];
       if (total == 0) continue;
-      auto middle = now.any;
+      auto middle = top.any;
       for (bool deeper = true; deeper;) {
         deeper = false;
         for (auto y : bags_[middle].neighbours)
@@ -161,7 +161,7 @@ class separator_tree {
           }
       }
       gone[middle] = true;
-      auto under = now.above;
+      auto under = top.above;
       part x;
       for (auto y : bags_[middle].operations)
         if (!placed[y]) {

@@ -19,25 +19,26 @@ struct split_problem {
   std::vector<value_id> whole;  ///< per value of `problem`: the original value that it is or is a part of
 };
 
-/// Splits every value larger than `most`, except held values. So a plan may move half of a tensor while the other half stays.
+/// Splits every value larger than `part_bytes`, except held values. So a plan may move half of a tensor while the other half
+/// stays.
 ///
 /// The runtime must be able to make the parts contiguous before an operation, as virtual memory does with pages. If a tensor
 /// keeps one place from birth to death, its bytes stay taken as long as any of its parts is on the device. A schedule can do to
 /// all parts what another schedule does to the whole value. So except for the latency of copies, splitting never needs more time
 /// for a budget or more bytes for a time.
-/// @param p    any problem, with V values
-/// @param most bytes of a part, such as a multiple of a page; the last part of a value has the remaining bytes
+/// @param p          any problem, with V values
+/// @param part_bytes bytes of a part, such as a multiple of a page; the last part of a value has the remaining bytes
 /// @return the problem with the split values
-/// @throws bad_option if `most` is not positive, or so small that the result would have more than 2^24 values
+/// @throws bad_option if `part_bytes` is not positive, or so small that the result would have more than 2^24 values
 /// Complexity: O(values and edges of the result).
 /// @code
 /// const auto [parts, whole] = remat::split_values(p, 2 << 20);
 /// const auto r = remat::solve(parts, budget, remat::offmate<>(), {.seconds = 20});
 /// @endcode
-inline split_problem split_values(const problem& p, bytes_t most) {
-  if (most <= 0) throw bad_option("split_values: parts of " + std::to_string(most) + " bytes");
+inline split_problem split_values(const problem& p, bytes_t part_bytes) {
+  if (part_bytes <= 0) throw bad_option("split_values: parts of " + std::to_string(part_bytes) + " bytes");
   const auto& values = p.values();
-  const auto stays = [&](const value& v) { return v.held || v.bytes <= most; };
+  const auto stays = [&](const value& v) { return v.held || v.bytes <= part_bytes; };
   split_problem result;
   std::vector<value> parts;
   std::vector<value_id> first;  // per value: index of its first part
@@ -45,11 +46,11 @@ inline split_problem split_values(const problem& p, bytes_t most) {
     first.push_back(static_cast<value_id>(parts.size()));
     auto left = values[v].bytes;
     constexpr bytes_t limit = bytes_t{1} << 24;
-    if (!stays(values[v]) && left / most > limit - static_cast<bytes_t>(parts.size()))
-      throw bad_option("split_values: more than 2^24 values with parts of " + std::to_string(most) + " bytes");
+    if (!stays(values[v]) && left / part_bytes > limit - static_cast<bytes_t>(parts.size()))
+      throw bad_option("split_values: more than 2^24 values with parts of " + std::to_string(part_bytes) + " bytes");
     do {
       auto part = values[v];
-      part.bytes = stays(values[v]) ? left : std::min(left, most);
+      part.bytes = stays(values[v]) ? left : std::min(left, part_bytes);
       left -= part.bytes;
       parts.push_back(std::move(part));
       result.whole.push_back(v);

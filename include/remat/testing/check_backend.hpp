@@ -66,14 +66,14 @@ struct knapsack {
     return sum;
   }
   int best() const {
-    int most = 0;
+    int highest = 0;
     for (unsigned set = 0; set < 1u << value.size(); ++set) {
       int v = 0, w = 0;
       for (std::size_t i = 0; i < value.size(); ++i)
         if (set >> i & 1) v += value[i], w += weight[i];
-      if (w <= limit) most = std::max(most, v);
+      if (w <= limit) highest = std::max(highest, v);
     }
-    return most;
+    return highest;
   }
 };
 

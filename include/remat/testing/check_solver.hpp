@@ -171,13 +171,13 @@ std::vector<std::string> check_solver(const S& s, const solver_suite& o = {}) {
   const auto large = transformer_training_graph(12);
   const auto peak = evaluate(large, store_all_schedule(large)).peak;
   for (const bool observed : {false, true}) {
-    bool told = false;
+    bool observer_called = false;
     const limits l{.seconds = observed ? 20.0 : 0.0};
     const auto r = solve(large, large.held_bytes() + (peak - large.held_bytes()) / 2, s, l, [&](const progress&) {
-      told = true;
+      observer_called = true;
       return observed ? control::stop : control::go_on;
     });
-    if (r.elapsed > o.patience + (told ? 0 : l.seconds))  // a solver that reports nothing has its time
+    if (r.elapsed > o.patience + (observer_called ? 0 : l.seconds))  // a solver that reports nothing has its time
       failures.push_back(std::string(s.name()) + (observed ? ": stopped by an observer" : ": without time") + ", it took " +
                          std::to_string(r.elapsed) + " s");
   }

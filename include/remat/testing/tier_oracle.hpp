@@ -56,8 +56,13 @@ struct tier_label {
 /// the device earlier, the step repeats within a shorter period.
 class tier_search {
  public:
-  tier_search(const problem& p, bytes_t budget, std::size_t most)
-      : p_(p), budget_(budget), most_(most), tiers_(p.tiers().size()), values_(p.values().size()), cyclic_(!p.next().empty()) {
+  tier_search(const problem& p, bytes_t budget, std::size_t max_states)
+      : p_(p),
+        budget_(budget),
+        max_states_(max_states),
+        tiers_(p.tiers().size()),
+        values_(p.values().size()),
+        cyclic_(!p.next().empty()) {
     const auto refuse = [](const std::string& why) { throw bad_option("exhaustive_optimum_on_tiers: " + why); };
     if (values_ * tiers_ > 64) refuse("more than 64 places for values");
     if (p.operations().size() > 32) refuse("more than 32 operations");
@@ -97,13 +102,13 @@ class tier_search {
   /// Bit set of the values that may still be read, or that must exist at the end.
   std::uint64_t wanted(const tier_label& s) const {
     std::uint64_t all = 0;
-    const auto has = [&](value_id v) { return (all >> v & 1) != 0; };
+    const auto is_wanted = [&](value_id v) { return (all >> v & 1) != 0; };
     for (value_id v = 0; v < values_; ++v)
       if (p_.is_target(v) || (cyclic_ && expected_[v] != any_tier)) all |= std::uint64_t{1} << v;
     for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
       const auto& op = p_.operations()[*o];
       const bool has_run = (s.run >> *o & 1) != 0;
-      if (!has_run || (!runs_once(*o) && std::any_of(op.outputs.begin(), op.outputs.end(), has)))
+      if (!has_run || (!runs_once(*o) && std::any_of(op.outputs.begin(), op.outputs.end(), is_wanted)))
         for (auto v : op.inputs) all |= std::uint64_t{1} << v;
     }
     return all;
@@ -161,7 +166,7 @@ class tier_search {
         const auto* s = queue_.top();
         queue_.pop();
         if (s->beaten || hopeless(*s)) continue;
-        if (labels_.size() > most_) return false;
+        if (labels_.size() > max_states_) return false;
         if (cyclic_ && end_step(*s)) continue;
         if (!cyclic_) end(*s);
         expand(*s);
@@ -357,7 +362,7 @@ class tier_search {
 
   const problem& p_;
   const bytes_t budget_;
-  const std::size_t most_, tiers_, values_;
+  const std::size_t max_states_, tiers_, values_;
   const bool cyclic_;
   const std::vector<operation_id> needed_ = needed_operations(p_);
   std::vector<std::size_t> streams_;  // of each link
@@ -373,9 +378,9 @@ class tier_search {
 }  // namespace detail
 
 /// The shortest time of a schedule of `p` within the budgets of all tiers; for a cyclic problem, the shortest period.
-/// @param p      a problem of some five operations; slow for more
-/// @param budget budget of the device, bytes
-/// @param most   number of states beyond which the search gives up
+/// @param p          a problem of some five operations; slow for more
+/// @param budget     budget of the device, bytes
+/// @param max_states number of states beyond which the search gives up
 /// @return a fastest schedule and its time; nothing if the search gave up, also because several steps in turn would be faster
 ///         than any repeated step
 /// @throws bad_option for more than 64 places (values times tiers) or 32 operations
@@ -385,8 +390,9 @@ class tier_search {
 /// @code
 /// auto best = remat::testing::exhaustive_optimum_on_tiers(p, 12);
 /// @endcode
-inline std::optional<tier_optimum> exhaustive_optimum_on_tiers(const problem& p, bytes_t budget, std::size_t most = 60'000) {
-  return detail::tier_search(p, budget, most).run();
+inline std::optional<tier_optimum> exhaustive_optimum_on_tiers(const problem& p, bytes_t budget,
+                                                               std::size_t max_states = 60'000) {
+  return detail::tier_search(p, budget, max_states).run();
 }
 
 }  // namespace remat::testing

@@ -63,8 +63,8 @@ class tier_path {
       r.head = std::min(r.head, first(op));
       r.tail = std::min(r.tail, end);
     }
-    const auto* made = &before[to * tiers_];
-    double longest = std::max(0.0, there == any_tier ? *std::min_element(made, made + tiers_) : made[there]);
+    const auto* arrivals = &before[to * tiers_];
+    double longest = std::max(0.0, there == any_tier ? *std::min_element(arrivals, arrivals + tiers_) : arrivals[there]);
     for (const auto& r : runs)
       if (r.sum > 0) longest = std::max(longest, r.head + r.sum + r.tail);
     return longest;
@@ -87,9 +87,9 @@ class tier_path {
 /// @return s
 /// Complexity: O(tiers (values + edges)) for each path.
 inline double path_bound(const tier_facts& facts, const std::function<bool()>& stop = {}) {
-  constexpr std::size_t most = 64;
+  constexpr std::size_t max_paths = 64;
   const auto& p = facts.p;
-  const tier_path of(facts);
+  const tier_path longest_path(facts);
   struct path {
     value_id from, to;
     tier_id there;
@@ -100,10 +100,10 @@ inline double path_bound(const tier_facts& facts, const std::function<bool()>& s
     for (auto v : p.targets())
       if (!p.is_source(v)) paths.push_back({none, v, p.values()[v].ends});
   std::sort(paths.begin(), paths.end(), [&](const path& a, const path& b) { return p.producer(a.to) > p.producer(b.to); });
-  paths.resize(std::min(paths.size(), most));
+  paths.resize(std::min(paths.size(), max_paths));
   double longest = 0;
   for (const auto& x : paths)
-    if (!(stop && stop())) longest = std::max(longest, of.seconds(x.from, x.to, x.there));
+    if (!(stop && stop())) longest = std::max(longest, longest_path.seconds(x.from, x.to, x.there));
   return longest;
 }
 

@@ -45,17 +45,17 @@ inline double tier_bound(const problem& p, bytes_t budget, const std::function<b
   std::vector<detail::tier_turn> turns;
   for (auto t : detail::turns_of(p))
     if (!(stop && stop())) best = std::max(best, turns.emplace_back(facts, stay, t).seconds(stop));
-  for (const auto& [inside, most] : detail::tier_prefixes(p, budget))
+  for (const auto& [inside, room] : detail::tier_prefixes(p, budget))
     for (const bool come : {false, true}) {  // sources that come give tighter bounds, but at other moments
       if (stop && stop()) return best;
-      const auto part = detail::as_plain(p, inside, come, facts.of);
-      if (bounds_without_search(part.p).budget > most) continue;
+      const auto part = detail::as_plain(p, inside, come, facts.where);
+      if (bounds_without_search(part.p).budget > room) continue;
       for (const auto& turn : turns) {
         if (!p.next().empty() && turn.tier() != device_tier && !detail::is_gate(p, inside, turn.tier())) continue;
         if (stop && stop()) return best;
-        auto span = detail::passing(p, part.p, inside, facts.of);
+        auto span = detail::passing(p, part.p, inside, facts.where);
         turn.look_at(part, inside, span);
-        best = std::max(best, bound::copy_bound_in_span(part.p, most, &span, best, {}, stop));
+        best = std::max(best, bound::copy_bound_in_span(part.p, room, &span, best, {}, stop));
       }
     }
   return best;

@@ -49,14 +49,14 @@ class bridge_links {
 
  private:
   bool reaches(tier_id from, tier_id to, std::size_t without) const {
-    std::vector<tier_id> found = {from};
+    std::vector<tier_id> reached = {from};
     tier_set seen(from);
-    for (std::size_t i = 0; i < found.size() && !seen.has(to); ++i)
+    for (std::size_t i = 0; i < reached.size() && !seen.has(to); ++i)
       for (std::size_t l = 0; l < p_.links().size(); ++l) {
         const auto& link = p_.links()[l];
-        if (l == without || link.from != found[i] || seen.has(link.to)) continue;
+        if (l == without || link.from != reached[i] || seen.has(link.to)) continue;
         seen.add(link.to);
-        found.push_back(link.to);
+        reached.push_back(link.to);
       }
     return seen.has(to);
   }
@@ -123,21 +123,21 @@ class copy_distances {
 /// The facts about a problem that several bounds need.
 struct tier_facts {
   explicit tier_facts(const problem& all)
-      : p(all), needed(needed_operations(all)), of(find_places(all, needed)), way(all), narrow(all) {}
+      : p(all), needed(needed_operations(all)), where(find_places(all, needed)), way(all), narrow(all) {}
 
   /// Indices into `p.links()`: the links that copy `v` in every schedule.
   std::vector<std::size_t> links_passed(value_id v) {
     std::vector<std::size_t> links;
-    if (of.made[v] == any_tier) return links;
-    for (auto t : of.wanted[v])
-      for (auto l : narrow.between(of.made[v], t))
+    if (where.made[v] == any_tier) return links;
+    for (auto t : where.wanted[v])
+      for (auto l : narrow.between(where.made[v], t))
         if (std::find(links.begin(), links.end(), l) == links.end()) links.push_back(l);
     return links;
   }
 
   const problem& p;
   const std::vector<operation_id> needed;
-  const places of;
+  const places where;
   const copy_distances way;
   bridge_links narrow;
 };

@@ -48,10 +48,10 @@ struct plain_part {
 /// Operations on other tiers than the device take no time. A value that has to leave becomes a target that ends on the host. A
 /// value that may leave at the end becomes a target that ends anywhere; so do all targets of a cyclic schedule, because no
 /// operation waits for them.
-/// @param come true: sources that start outside, on a known tier, start on the host; false: they take no room
-/// @param of   `find_places` of `p`
+/// @param come  true: sources that start outside, on a known tier, start on the host; false: they take no room
+/// @param where `find_places` of `p`
 /// Complexity: O(values + edges + links).
-inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& of) {
+inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& where) {
   auto values = p.values();
   const auto& ops = p.operations();
   const auto needed = needed_operations(p);
@@ -62,7 +62,7 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
   std::vector<value_id> targets;
   for (value_id v = 0; v < values.size(); ++v) {
     const bool comes = come && p.is_source(v) && !there[v] && values[v].starts != any_tier;
-    const bool leaves = std::any_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return !inside.has(t); });
+    const bool leaves = std::any_of(where.wanted[v].begin(), where.wanted[v].end(), [&](tier_id t) { return !inside.has(t); });
     const bool stays = p.is_target(v) && p.next().empty() && inside.has(values[v].ends);
     if (!there[v] && !comes) values[v].bytes = 0;
     values[v].held = values[v].held && there[v] && values[v].bytes > 0;
@@ -95,15 +95,15 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
 
 /// Adds up the copies between the tiers `inside` and the others that every schedule makes.
 /// @param plain the problem of the relaxation that `as_plain` makes of `p` and `inside`
-/// @param of    `find_places` of `p`
+/// @param where `find_places` of `p`
 /// @return only `to_host` and `to_device`, s
-inline bound::time_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
+inline bound::time_span passing(const problem& p, const problem& plain, tier_set inside, const places& where) {
   bound::time_span all;
   const auto& link = *plain.copies();
   for (value_id v = 0; v < p.values().size(); ++v) {
-    if (of.made[v] == any_tier) continue;
-    const bool comes = !inside.has(of.made[v]);
-    if (std::none_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
+    if (where.made[v] == any_tier) continue;
+    const bool comes = !inside.has(where.made[v]);
+    if (std::none_of(where.wanted[v].begin(), where.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
     if (!comes && plain.values()[v].bytes > 0 && plain.values()[v].ends != 1) continue;  // a copy that the cut already counts
     (comes ? all.to_device : all.to_host) +=
         link.latency + static_cast<double>(p.values()[v].bytes) / (comes ? link.to_device : link.to_host);
@@ -129,12 +129,12 @@ struct tier_prefix {
 inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
   const auto chain = copies::tier_chain(p);
   std::vector<tier_prefix> all;
-  tier_prefix now{tier_set{}, usable(budget)};
+  tier_prefix prefix{tier_set{}, usable(budget)};
   for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
     if (i > 0 && !p.tiers()[chain[i]].budget) break;
-    if (i > 0) now.budget += p.capacity(chain[i]);
-    now.tiers.add(chain[i]);
-    all.push_back(now);
+    if (i > 0) prefix.budget += p.capacity(chain[i]);
+    prefix.tiers.add(chain[i]);
+    all.push_back(prefix);
   }
   return all;
 }

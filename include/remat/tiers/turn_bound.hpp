@@ -26,7 +26,7 @@ namespace detail {
 inline std::vector<tier_set> tiers_to_stay_on(const tier_facts& facts) {
   const auto& p = facts.p;
   std::vector<tier_set> stay;
-  for (value_id v = 0; v < p.values().size(); ++v) stay.push_back(p.is_source(v) ? tier_set(facts.of.made[v]) : tier_set());
+  for (value_id v = 0; v < p.values().size(); ++v) stay.push_back(p.is_source(v) ? tier_set(facts.where.made[v]) : tier_set());
   for (const auto& c : p.next()) stay[c.target] = std::exchange(stay[c.source], {});
   for (auto o : facts.needed)
     for (const auto& x : p.operations()[o].overwrites) stay[x.input].add(p.operations()[o].on);  // it goes without a drop
@@ -56,7 +56,7 @@ class tier_turn {
         turn_(turn),
         tiers_(p_.tiers().size()),
         needed_(facts.needed),
-        of_(facts.of),
+        where_(facts.where),
         way_(facts.way),
         stay_(stay),
         before_(p_.values().size() * tiers_, never),
@@ -82,7 +82,7 @@ class tier_turn {
       if (c.value_made && x.before != never && !(stop && stop())) {
         auto& when = made[p_.producer(c.value)];
         if (when == never) when = before(p_.producer(c.value));
-        raise(x.before, when + way_(c.value, of_.made[c.value], p_.links()[c.link].from));
+        raise(x.before, when + way_(c.value, where_.made[c.value], p_.links()[c.link].from));
       }
       if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
     }
@@ -157,7 +157,7 @@ class tier_turn {
 
   /// Lists the copies that every schedule makes.
   void look() {
-    for (value_id v = 0; v < of_.made.size(); ++v) {
+    for (value_id v = 0; v < where_.made.size(); ++v) {
       copies_of_.push_back(copies_.size());
       for (auto l : facts_.links_passed(v)) {
         const auto& link = p_.links()[l];
@@ -170,9 +170,9 @@ class tier_turn {
   /// Finds the earliest time, after the begin of the turn, of each value on each tier and of the begin of each operation and
   /// copy.
   void go_back() {
-    for (value_id v = 0; v < of_.made.size(); ++v)
+    for (value_id v = 0; v < where_.made.size(); ++v)
       for (tier_id t = 0; t < tiers_ && p_.is_source(v) && all_begins(); ++t)
-        at(before_, v, t) = of_.made[v] == any_tier ? 0 : way_(v, of_.made[v], t);
+        at(before_, v, t) = where_.made[v] == any_tier ? 0 : way_(v, where_.made[v], t);
     for (auto& c : copies_) {
       const auto to = p_.links()[c.link].to;
       if (c.value_made || to != turn_ || all_begins()) continue;
@@ -194,7 +194,7 @@ class tier_turn {
     for (auto& c : copies_) {
       if (!leaves(c)) continue;
       c.when.after = 0;
-      if (c.value_made) raise(after_[c.value], way_(c.value, of_.made[c.value], p_.links()[c.link].from) + c.when.seconds);
+      if (c.value_made) raise(after_[c.value], way_(c.value, where_.made[c.value], p_.links()[c.link].from) + c.when.seconds);
     }
     for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
       const auto& op = p_.operations()[*o];
@@ -204,7 +204,7 @@ class tier_turn {
         raise(last, after_[v]);
       }
       for (auto v : op.inputs)
-        if (!p_.is_source(v)) raise(after_[v], op.seconds + last + way_(v, of_.made[v], op.on));
+        if (!p_.is_source(v)) raise(after_[v], op.seconds + last + way_(v, where_.made[v], op.on));
     }
     for (auto& c : copies_) {
       const auto to = p_.links()[c.link].to;
@@ -219,7 +219,7 @@ class tier_turn {
   }
   /// True if the value of `c` can reach tier `to` only by this copy.
   bool leads_over(const copy& c, tier_id to) {
-    const auto& links = facts_.narrow.between(of_.made[c.value], to);
+    const auto& links = facts_.narrow.between(where_.made[c.value], to);
     return std::find(links.begin(), links.end(), c.link) != links.end();
   }
   static void raise(double& x, double to) { x = std::max(x, to); }
@@ -240,7 +240,7 @@ class tier_turn {
         if (p_.is_source(v))
           read[v].push_back(*o);
         else
-          raise(until[p_.producer(v)], way_(v, of_.made[v], op.on) + op.seconds + then);
+          raise(until[p_.producer(v)], way_(v, where_.made[v], op.on) + op.seconds + then);
     }
     std::map<std::string, std::vector<piece>> queues;
     for (const auto& [v, readers] : read)
@@ -277,7 +277,7 @@ class tier_turn {
   const tier_id turn_;
   const std::size_t tiers_;
   const std::vector<operation_id>& needed_;
-  const places& of_;
+  const places& where_;
   const copy_distances& way_;
   const std::vector<tier_set>& stay_;
   std::vector<double> before_;          // by value and tier: earliest time there, s

@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_schedule.hpp>
 #include <remat/copies/host_state.hpp>
 #include <remat/copies/look_ahead.hpp>
+#include <remat/copies/order_with_copies.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/range_peak.hpp>
 #include <remat/core/schedule.hpp>
@@ -30,12 +30,12 @@ namespace detail {
 /// Lays copies over an order of computations, one position after the other. See `schedule_copies`.
 /// Complexity: O((computations + uses of values + copies) log values), and O(values) for each copy that has to make room on the
 /// host.
-class copy_scheduler {
+class copy_walk {
  public:
   /// @param budget bytes of the device
   /// @param where  where values start and end, for a problem that is not plain
-  copy_scheduler(const problem& p, std::span<const operation_id> order, bytes_t budget, const copy_options& o,
-                 std::optional<placement> where = std::nullopt)
+  copy_walk(const problem& p, std::span<const operation_id> order, bytes_t budget, const copy_options& o,
+            std::optional<placement> where = std::nullopt)
       : p_(p),
         order_(order),
         budget_(budget),
@@ -54,10 +54,10 @@ class copy_scheduler {
     if (o.frugal) unsent_memory_.emplace(memory_);
   }
 
-  copy_scheduler(const copy_scheduler&) = delete;  // members refer to each other
+  copy_walk(const copy_walk&) = delete;  // members refer to each other
 
   /// To be called once. @return nothing if no schedule was found, or if `stop` or `most` ended the walk
-  std::optional<copy_schedule> lay() {
+  std::optional<order_with_copies> lay() {
     if (at_start_ > budget_ || ahead_.at_end > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
     for (value_id v = 0; v < values_.size(); ++v)
       if (p_.is_source(v)) begin_with(v);
@@ -290,15 +290,15 @@ class copy_scheduler {
   bool make_room(std::size_t i) {
     const auto last = [&](state::list l) {
       const auto& values = list_of(l);
-      const auto found = std::find_if(values.rbegin(), values.rend(), [&](const auto& x) { return values_[x.second].next > i; });
-      return found == values.rend() ? value_id(none) : found->second;
+      const auto idle = std::find_if(values.rbegin(), values.rend(), [&](const auto& x) { return values_[x.second].next > i; });
+      return idle == values.rend() ? value_id(none) : idle->second;
     };
     const auto first_copied = [&](const std::deque<copy>& copies) {
-      const auto found = std::find_if(copies.begin(), copies.end(), [&](const copy& c) {
+      const auto in_flight = std::find_if(copies.begin(), copies.end(), [&](const copy& c) {
         const auto& x = values_[c.value];
         return x.here && x.next != never && x.next > i && c.end == std::max(x.leaves, x.arrives);
       });
-      return found == copies.end() ? std::numeric_limits<double>::infinity() : found->end;
+      return in_flight == copies.end() ? std::numeric_limits<double>::infinity() : in_flight->end;
     };
     while (memory_.at(i) > budget_) {
       if (const auto v = last(state::ready); v != none) {
@@ -447,7 +447,7 @@ class copy_scheduler {
   look_ahead ahead_;
   range_peak memory_;  // bytes at each position if no value leaves from now on, and absent values come back at their next use
   bytes_t at_start_ = ahead_.at_start;
-  copy_schedule laid_;
+  order_with_copies laid_;
   std::optional<host_state> host_;           // only for problems that are not plain
   std::optional<range_peak> unsent_memory_;  // only if frugal: the part of `memory_` that has no copy on the host
   std::array<by_use, state::none> lists_;

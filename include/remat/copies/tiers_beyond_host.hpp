@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/copies/copy_schedule.hpp>
+#include <remat/copies/order_with_copies.hpp>
 #include <remat/copies/placement.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/core/problem.hpp>
@@ -24,12 +24,12 @@ namespace remat::copies::detail {
 /// In `beyond()`, an operation makes each value that comes to the host, and an operation reads each value that leaves for the
 /// device. Operations without inputs and outputs pass the time of the computations on the device.
 /// Complexity: O(steps + values + edges of the operations on other tiers).
-class tier_scheduler {
+class tiers_beyond_host {
  public:
   /// @param p     must outlive this
   /// @param order the computations of `front`
   /// @param front a schedule for the device and the host; must outlive this
-  tier_scheduler(const problem& p, std::span<const operation_id> order, const copy_schedule& front)
+  tiers_beyond_host(const problem& p, std::span<const operation_id> order, const order_with_copies& front)
       : p_(p),
         chain_(tier_chain(p)),
         front_(front),
@@ -61,12 +61,12 @@ class tier_scheduler {
       if (q.is_source(v) && q.values()[v].starts == device_tier) live_ += bytes(v);
     for (const auto& [v, t] : back.starts)
       if (t == device_tier) live_ += bytes(v);
-    auto now = events_.begin();
+    auto next_event = events_.begin();
     for (const auto& s : back.steps) {
       const auto x = remat::detail::with_tiers(q, s);
       if (x.what == action::compute) {
         if (q.operations()[x.operation()].on == device_tier)
-          happens(*now++, x.operation());
+          happens(*next_event++, x.operation());
         else
           joined_.compute(op_[x.operation()]);
       } else if (x.what == action::copy) {
@@ -253,7 +253,7 @@ class tier_scheduler {
 
   const problem& p_;
   const std::vector<tier_id> chain_;
-  const copy_schedule& front_;
+  const order_with_copies& front_;
   std::vector<tier_id> place_;   // of each tier, in `beyond()`
   std::vector<value_id> value_;  // of each value, in `beyond()`
   std::vector<operation_id> arrival_, departure_;

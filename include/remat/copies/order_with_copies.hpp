@@ -43,7 +43,7 @@ struct copy_options {
 };
 
 /// A schedule with copies, its waits, and the times of its copies.
-struct copy_schedule {
+struct order_with_copies {
   /// The device waits until a copy has ended.
   struct wait {
     std::size_t position;  ///< of the computation that waits, in the order; the length of the order: a wait at the end
