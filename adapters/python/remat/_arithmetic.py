@@ -36,10 +36,10 @@ def step_alone(optimizer: _Offloaded, group: dict[str, Any], params: list[torch.
         part["fused"] = False  # fused kernels do not support sparse gradients
     inner = plain.__new__(plain)
     vars(inner).update(vars(optimizer), param_groups=[part], **instead)
-    given, told = dict(part), dict(vars(inner))
+    given, members_before = dict(part), dict(vars(inner))
     step = plain.step
     bare(cast(Any, step).__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # without the hooks of `step`: they are for the step of all parameters
-    for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
+    for what, was, now in (("its param_groups", given, part), ("itself", members_before, vars(inner))):
         for key, value in now.items():
             if key not in was or was[key] is not value:
                 if type(value) is not bool:
@@ -67,9 +67,9 @@ def bare(f: Callable[..., Any]) -> Callable[..., Any]:
 def may_fuse(params: list[Any], options: dict[str, Any]) -> bool:
     """True if the user has not chosen a kernel, and the fused kernel supports these parameters."""
     groups = [g for g in params if isinstance(g, dict)]
-    if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
+    if any(key in given for given in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
         return False
-    if any(isinstance(v, torch.Tensor) for told in (options, *groups) for k, v in told.items() if k != "params"):
+    if any(isinstance(v, torch.Tensor) for given in (options, *groups) for k, v in given.items() if k != "params"):
         return False
     return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in members(params))
 

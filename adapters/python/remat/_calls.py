@@ -129,7 +129,7 @@ def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, att
             outputs, note.form, _ = _tree.flatten(plain(*args, **kwargs), "result")
             return outputs
         attempt.before = before = Snapshot(model)
-        told = _snapshot.told(model)
+        old = _snapshot.fingerprints(model)
         try:
             refuse_parts(model)
             result = plain(*args, **kwargs)
@@ -138,8 +138,8 @@ def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, att
                 raise Refused("the forward changes its arguments, which no planned step would do",
                               advice="copy the container before it is written to")
             outputs, note.form, _ = _tree.flatten(result, "result")
-            then = _snapshot.told(model)
-            attempt.changed = sorted(name for name in told.keys() | then.keys() if told.get(name) != then.get(name))
+            new = _snapshot.fingerprints(model)
+            attempt.changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
             if attempt.changed:
                 raise Changed(before)
             if before.drawn():
@@ -157,12 +157,12 @@ def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, att
 
 def line_of(e: BaseException) -> str | None:
     """The line of the model that raised an exception: the innermost line outside PyTorch and this package."""
-    found = None
+    line = None
     for frame in traceback.extract_tb(e.__traceback__):
         module = frame.filename
         if not module.startswith((_TORCH, _HERE)):
-            found = f"{module}:{frame.lineno}, in {frame.name}: {frame.line}"
-    return found
+            line = f"{module}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return line
 
 
 _TORCH = torch.__path__[0]

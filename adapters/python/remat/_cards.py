@@ -68,15 +68,15 @@ def card_for(device: str | Card | Roofline | None, model: torch.nn.Module, input
     if isinstance(device, str):
         return card(device)
     tensors = (*model.parameters(), *model.buffers(), *inputs)
-    there = next((t.device for t in tensors if not t.is_meta), None)
-    if there is None:
-        there = (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or torch.device("cpu")
+    at_hand = next((t.device for t in tensors if not t.is_meta), None)
+    if at_hand is None:
+        at_hand = (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or torch.device("cpu")
     if isinstance(device, Roofline):
-        return Card("device with given rates", _memory(there), 0, device, "given")
+        return Card("device with given rates", _memory(at_hand), 0, device, "given")
     if device is not None:
         raise TypeError(f"device must be a name such as 'h100-sxm', a remat.Card or a remat.Roofline, got {device!r}")
     on_meta = any(t.is_meta for t in tensors)  # the model cannot run, so its kernels cannot be measured
-    return Card(str(there), _memory(there), 0, _measured(there, model) if on_meta else None, "measured")
+    return Card(str(at_hand), _memory(at_hand), 0, _measured(at_hand, model) if on_meta else None, "measured")
 
 
 def _memory(device: torch.device) -> int:

@@ -74,12 +74,12 @@ def _file(what: Any) -> str:
 @functools.lru_cache(maxsize=64)
 def _functions(file: str) -> dict[int, list[Any]]:
     """The functions of a file by their first lines, decorators included."""
-    found: dict[int, list[Any]] = {}
+    functions: dict[int, list[Any]] = {}
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
         if isinstance(node, _FUNCTIONS):
             lines = [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]
-            found.setdefault(min(lines), []).append(node)
-    return found
+            functions.setdefault(min(lines), []).append(node)
+    return functions
 
 
 def _sources(function: types.FunctionType) -> list[Any]:
@@ -230,15 +230,15 @@ class _Scope(ast.NodeVisitor):
         for name in ("_modules", "_parameters", "_buffers"):
             if node.attr in getattr(base, name, ()) and isinstance(base, torch.nn.Module):
                 return getattr(base, name)[node.attr]
-        found = inspect.getattr_static(base, node.attr, _UNKNOWN)
-        if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-            self._reading.call(types.MethodType(found.fget, base), ast.unparse(node), [])
+        member = inspect.getattr_static(base, node.attr, _UNKNOWN)
+        if isinstance(member, property) and isinstance(member.fget, types.FunctionType):
+            self._reading.call(types.MethodType(member.fget, base), ast.unparse(node), [])
             return _UNKNOWN
-        if isinstance(found, (types.FunctionType, classmethod)):
+        if isinstance(member, (types.FunctionType, classmethod)):
             return getattr(base, node.attr)
-        if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        if isinstance(member, (types.MethodDescriptorType, types.WrapperDescriptorType)):
             return getattr(base, node.attr)
-        return found.__func__ if isinstance(found, staticmethod) else found
+        return member.__func__ if isinstance(member, staticmethod) else member
 
     def _passed(self, arguments: list[ast.expr]) -> list[Any]:
         """The values of the first arguments of a call, as far as they are known."""
@@ -254,16 +254,16 @@ class _Scope(ast.NodeVisitor):
 
     # --- effects ---------------------------------------------------------------------------------------------------------------
 
-    def _is_made(self, of: ast.expr, perhaps: bool) -> bool:
+    def _is_made(self, container: ast.expr, perhaps: bool) -> bool:
         """True if a container was made in this function.
 
         perhaps: the object may as well be a tensor, whose method changes nothing.
         """
         if perhaps:
-            return not self._from_elsewhere(of)
-        while isinstance(of, (ast.Attribute, ast.Subscript, ast.Call)):
-            of = of.func if isinstance(of, ast.Call) else of.value
-        return isinstance(of, _MADE) or isinstance(of, ast.Name) and of.id in self._made
+            return not self._from_elsewhere(container)
+        while isinstance(container, (ast.Attribute, ast.Subscript, ast.Call)):
+            container = container.func if isinstance(container, ast.Call) else container.value
+        return isinstance(container, _MADE) or isinstance(container, ast.Name) and container.id in self._made
 
     def _targets(self, target: ast.expr, adds: bool = False) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -275,8 +275,8 @@ class _Scope(ast.NodeVisitor):
             if target.id in self._outer:
                 raise _Effect(f"writes the variable {target.id}")
         elif isinstance(target, ast.Attribute):
-            of = self._value(target.value)
-            if of is not _NEW and (adds or not isinstance(of, torch.autograd.function.FunctionCtx)):
+            owner = self._value(target.value)
+            if owner is not _NEW and (adds or not isinstance(owner, torch.autograd.function.FunctionCtx)):
                 raise _Effect(f"writes {ast.unparse(target)}")
         elif isinstance(target, ast.Subscript):
             name = target.value

@@ -125,8 +125,8 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
         >>> print(remat.fit(model, (tokens,), device="h100-sxm", optimizer="adamw"))
     """
     asked = None if budget is None else _bytes(budget)
-    there, session = _session(model, args, kwargs, device, optimizer, extra)
-    available = there.available if asked is None else asked
+    card, session = _session(model, args, kwargs, device, optimizer, extra)
+    available = card.available if asked is None else asked
     session._prepare(model, args, kwargs)
     sizes, plain = session._run.parts(), session.plan
 
@@ -137,9 +137,9 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     smallest, bound = _smallest(session, model, args, kwargs, plain)
     points = [first]
     wanted = sorted({*_EXTRAS, float(extra)} - {0.0})
-    found, _ = session._run.curve("automatic", {}, 2 * _SHORT, 0.005, 0, 16)
+    curve, _ = session._run.curve("automatic", {}, 2 * _SHORT, 0.005, 0, 16)
     beyond = sizes["held"] - sizes["problem_held"]
-    known = [(p["peak"] + beyond, extra_time(p["seconds"], plain["plain_seconds"])) for p in found if p["seconds"] is not None]
+    known = [(p["peak"] + beyond, extra_time(p["seconds"], plain["plain_seconds"])) for p in curve if p["seconds"] is not None]
     for share in wanted:
         points.append(_cheapest(share, known, points[-1], smallest, planned))
     fitting = [p for p in points if p.peak <= available]
@@ -149,7 +149,7 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     shown = {"parameters": sizes["parameters"], "gradients": trained, "optimizer": sizes["optimizer"], "buffers": sizes["buffers"],
              "inputs": sizes["inputs"], "workspace": sizes["workspace"]}
-    return Fit(type(model).__name__, there.name, there.memory, there.reserved, available, shown, sizes["held"] + sizes["plain_peak"], smallest,
+    return Fit(type(model).__name__, card.name, card.memory, card.reserved, available, shown, sizes["held"] + sizes["plain_peak"], smallest,
                bound, tuple(points), chosen, float(extra), plain["plain_seconds"])
 
 
@@ -178,8 +178,8 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
         raise ValueError("values must be integers, and at least one")
     choices = sorted(set(choices))
     asked = None if budget is None else _bytes(budget)
-    there, session = _session(model, *_arguments(make_args(choices[0])), device, optimizer, extra)
-    available = there.available if asked is None else asked
+    card, session = _session(model, *_arguments(make_args(choices[0])), device, optimizer, extra)
+    available = card.available if asked is None else asked
     tried: dict[int, FitPoint | None] = {}
 
     def fits(value: int) -> bool:
@@ -197,7 +197,7 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
             high = middle
     if low < 0:
         why = "no plan fits" if tried[choices[0]] is None else f"it takes more than {100 * extra:g} % extra time"
-        raise OverBudget(f"{choices[0]}, the smallest of the values, does not fit into {_core.format_bytes(available)} on {there.name}: {why}; it would run out of memory.")
+        raise OverBudget(f"{choices[0]}, the smallest of the values, does not fit into {_core.format_bytes(available)} on {card.name}: {why}; it would run out of memory.")
     best = Largest(choices[low])
     point = tried[choices[low]]
     assert point is not None
@@ -208,11 +208,11 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
 def _session(model: torch.nn.Module, args: Any, kwargs: Any, device: Any, optimizer: Any, extra: float) -> tuple[Card, Session]:
     _options.number("extra", extra, most=_MOST)
     check_model(model)
-    there = card_for(device, model, _tree.tensors_in((args, kwargs)))
-    options = Options(time_limit=_SHORT, on_new_shape="plan", cache=False, optimizer=optimizer_bytes(optimizer, model), device=parts_of(there.roofline))
+    card = card_for(device, model, _tree.tensors_in((args, kwargs)))
+    options = Options(time_limit=_SHORT, on_new_shape="plan", cache=False, optimizer=optimizer_bytes(optimizer, model), device=parts_of(card.roofline))
     session = prepared(model, options)
     session._run.end_when_interrupted()
-    return there, session
+    return card, session
 
 
 def _planned(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, limit: int, name: str) -> FitPoint | None:

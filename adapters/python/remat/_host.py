@@ -63,9 +63,9 @@ class _Bringing(TorchFunctionMode):
         self._saving.__exit__(*exception)
 
     def _bring(self, p: torch.nn.Parameter) -> torch.Tensor:
-        there = p.to(self._device)
-        self._brought[there.untyped_storage()._cdata] = there, p
-        return there
+        copy = p.to(self._device)
+        self._brought[copy.untyped_storage()._cdata] = copy, p
+        return copy
 
     def _pack(self, t: torch.Tensor) -> Any:
         brought = self._brought.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
@@ -86,9 +86,9 @@ class _Bringing(TorchFunctionMode):
 
     def _write_back(self) -> None:
         """Copies weights that an operator has written back to the host."""
-        for there, p in self._brought.values():
-            if there is not p and there._version:
-                p.data.copy_(there)
+        for copy, p in self._brought.values():
+            if copy is not p and copy._version:
+                p.data.copy_(copy)
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -52,12 +52,12 @@ def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.op
     if model is not None:
         if disk is not None or disk_budget is not None:
             raise ValueError("give model, or disk and disk_budget")
-        told = of(model)._options
-        device = told.steps_on
-        if told.offload in ("optimizer", "all"):
-            disk, disk_budget = told.disk, told.disk_budget
-        elif not told.auto:
-            raise ValueError(f'model is wrapped with offload="{told.offload}": its optimizer has no disk')
+        model_options = of(model)._options
+        device = model_options.steps_on
+        if model_options.offload in ("optimizer", "all"):
+            disk, disk_budget = model_options.disk, model_options.disk_budget
+        elif not model_options.auto:
+            raise ValueError(f'model is wrapped with offload="{model_options.offload}": its optimizer has no disk')
     if where not in ("auto", "host", "device"):
         raise ValueError(f"where must be one of auto, host, device, got {where!r}")
     if where == "device" and (device is None or step == "overlap"):
@@ -65,8 +65,8 @@ def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.op
     number("accumulate", accumulate, numbers.Integral)
     if accumulate < 1 or (accumulate > 1 and step != "overlap"):
         raise ValueError(f'accumulate must be at least 1, and is for step="overlap", got {accumulate}')
-    there = None if device is None or where == "host" or step == "overlap" else (str(device), where)
-    return _checked(cls, disk, disk_budget, step, accumulate, there)(params, **options)
+    step_place = None if device is None or where == "host" or step == "overlap" else (str(device), where)
+    return _checked(cls, disk, disk_budget, step, accumulate, step_place)(params, **options)
 
 
 def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike[str] | None = None, disk_budget: int | float | str | None = None,
@@ -80,7 +80,7 @@ def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike[str] 
     return _checked(cls, disk, disk_budget, step)
 
 
-def _checked(cls: type, disk: Any, disk_budget: Any, step: str, accumulate: int = 1, there: tuple[str, str] | None = None) -> type[torch.optim.Optimizer]:
+def _checked(cls: type, disk: Any, disk_budget: Any, step: str, accumulate: int = 1, step_place: tuple[str, str] | None = None) -> type[torch.optim.Optimizer]:
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise TypeError(f"cls must be a class derived from torch.optim.Optimizer, got {cls!r}")
     if issubclass(cls, _Offloaded):
@@ -92,7 +92,7 @@ def _checked(cls: type, disk: Any, disk_budget: Any, step: str, accumulate: int 
     if disk is None and disk_budget is not None:
         raise ValueError("disk_budget is for disk, a folder")
     return _derived(cast(Any, cls), None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step,
-                    accumulate, there)
+                    accumulate, step_place)
 
 
 @functools.lru_cache(maxsize=None)
@@ -102,9 +102,9 @@ def _derived(cls: type, *options: Any) -> type:
 
 def _empty(cls: type, *options: Any) -> torch.optim.Optimizer:
     made = _checked(cls, *options)
-    found = cast(_Offloaded, made.__new__(made))
-    found._begin()
-    return found
+    instance = cast(_Offloaded, made.__new__(made))
+    instance._begin()
+    return instance
 
 
 class _Parcel(NamedTuple):
@@ -116,26 +116,26 @@ class _Offloaded(torch.optim.Optimizer):
     """Base class that precedes the class of the user: `type(name, (_Offloaded, cls), ...)`."""
 
     _plain: type[torch.optim.Optimizer]  # the class of the user
-    _there: torch.device | None
+    _step_device: torch.device | None
     _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # arguments of `_checked` after `cls`
 
     def __init__(self, params: Iterable[Any], *args: Any, **options: Any):
         self._begin()
         if not isinstance(params, (torch.Tensor, set, dict)):
             params = list(params)
-            told = self._options[4]
-            if self._there is not None and told is not None and told[1] == "auto":
-                self._there = faster(lambda place: _derived(cast(Any, self._plain), None, None, "after", 1, None if place is None else (str(place), "device")),
-                                     self._there, params, args, options, PARCEL)
+            step_place = self._options[4]
+            if self._step_device is not None and step_place is not None and step_place[1] == "auto":
+                self._step_device = faster(lambda place: _derived(cast(Any, self._plain), None, None, "after", 1, None if place is None else (str(place), "device")),
+                                           self._step_device, params, args, options, PARCEL)
             chosen = {**inspect.signature(self._plain).bind_partial(params, *args).arguments, **options} if args else options
-            if self._there is None and self._plain in FUSED and may_fuse(params, chosen):
+            if self._step_device is None and self._plain in FUSED and may_fuse(params, chosen):
                 options["fused"] = self._fuses = True
         super().__init__(params, *args, **options)
         self._settle(self.state)
 
     def _begin(self) -> None:
-        disk, disk_budget, step, accumulate, there = self._options
-        self._there = None if there is None else torch.device(there[0])  # device of the arithmetic; None: the host
+        disk, disk_budget, step, accumulate, step_place = self._options
+        self._step_device = None if step_place is None else torch.device(step_place[0])  # device of the arithmetic; None: the host
         self._disk = None if disk is None else Disk(disk, disk_budget)
         self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # layouts of the states, for parameters that are alike
         self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # reserved tensors on the disk, for states that do not exist yet
@@ -210,7 +210,7 @@ class _Offloaded(torch.optim.Optimizer):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._overlap is not None:
             self._overlap.check_idle("a copy of the optimizer")
-        return _empty, (self._plain, *self._options[:4], None if self._there is None else (str(self._there), "device")), {**self.__getstate__(), "_fuses": self._fuses}
+        return _empty, (self._plain, *self._options[:4], None if self._step_device is None else (str(self._step_device), "device")), {**self.__getstate__(), "_fuses": self._fuses}
 
     def memory(self) -> dict[str, int]:
         """Bytes of states: in `memory`, on the `disk` (reserved), and copied `to_disk` and `from_disk` by the last step."""
@@ -225,7 +225,7 @@ class _Offloaded(torch.optim.Optimizer):
         """Steps every parameter that has a gradient, a parcel at a time."""
         todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
         self._check_memory()
-        if self._there is not None:
+        if self._step_device is not None:
             _torch.release_sessions()  # parcels use the memory of their arenas
         self._prepare(todo)
         parcels = list(self._parcels(todo))
@@ -282,9 +282,9 @@ class _Offloaded(torch.optim.Optimizer):
             if p.device.type != "cpu":
                 raise Refused(f"states of a parameter on {p.device} cannot be on a disk", advice="disk=None, or a model on the host")
         self._settle(p for _, p in todo)
-        rooms = iter(self._disk.reserve(layout for _, of in wanted for layout in of.values()))
-        for p, of in wanted:
-            self._rooms[p] = {key: next(rooms) for key in of}
+        rooms = iter(self._disk.reserve(layout for _, layouts in wanted for layout in layouts.values()))
+        for p, layouts in wanted:
+            self._rooms[p] = {key: next(rooms) for key in layouts}
 
     def _rehearse(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
         """Steps a zero parameter like `p`, to see which states the class makes. Returns the layouts of states that can be on a disk."""
@@ -303,7 +303,7 @@ class _Offloaded(torch.optim.Optimizer):
         for sparse in (False, True):
             some = [p for p in params if p.grad.is_sparse == sparse]
             if some:
-                self._step_at(self._there, group, some, self.state)
+                self._step_at(self._step_device, group, some, self.state)
         if self._disk is not None:
             for p in params:
                 self._bring_home(self.state.get(p, {}), homes[p])
@@ -313,15 +313,15 @@ class _Offloaded(torch.optim.Optimizer):
         if device is None:
             return step_alone(self, group, params, state=state)
         moves: Callable[[Any], bool] = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
-        there: dict[torch.Tensor, torch.Tensor] = {}
+        copies: dict[torch.Tensor, torch.Tensor] = {}
         states: dict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
         for p in params:
-            there[p] = q = p.detach().to(device, non_blocking=True).requires_grad_()
+            copies[p] = q = p.detach().to(device, non_blocking=True).requires_grad_()
             q.grad = p.grad.to(device, non_blocking=True)
             if state.get(p):
                 states[q] = {k: t.to(device) if moves(t) else t for k, t in state[p].items()}
-        step_alone(self, group, list(there.values()), state=states)
-        for p, q in there.items():
+        step_alone(self, group, list(copies.values()), state=states)
+        for p, q in copies.items():
             p.detach().copy_(q.detach())
             torch.autograd.graph.increment_version(p)
             for key, t in states[q].items():
@@ -379,8 +379,8 @@ class _Offloaded(torch.optim.Optimizer):
     def _unneeded(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors in files to evict after a step of these parameters: their gradients, and if memory is short the parameters. The system would evict them
         late, and it could not drop weights before they are written."""
-        found = (t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None)
-        return [t for t in found if movable(t) and in_file(t)]
+        tensors = (t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None)
+        return [t for t in tensors if movable(t) and in_file(t)]
 
     def _parcels(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[_Parcel]:
         """Splits the parameters into parcels: neighbours in a group whose states may be in memory together."""
@@ -388,7 +388,7 @@ class _Offloaded(torch.optim.Optimizer):
         for group, p in todo:
             states = self.state.get(p) or self._rooms.get(p, {})
             count = sum(t.numel() * t.element_size() for t in states.values() if isinstance(t, torch.Tensor))
-            count += 2 * p.nbytes if self._there is not None else 0  # the parameter goes to the device with its gradient
+            count += 2 * p.nbytes if self._step_device is not None else 0  # the parameter goes to the device with its gradient
             if parcel is None or parcel.group is not group or size + count > PARCEL:
                 if parcel is not None:
                     yield parcel

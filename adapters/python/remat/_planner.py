@@ -31,7 +31,7 @@ def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str 
         time was up; "not_found", the method ended without a schedule; "not_applicable", the method does not support this problem. `reason` may say more.
     Raises Error (a ValueError), ValueError or TypeError for bad input; the message names the cause.
     """
-    told, begin = _options.document("problem", problem), "" if start is None else _options.document("start", start)
+    problem_text, begin = _options.document("problem", problem), "" if start is None else _options.document("start", start)
     for name, text in (("solver", solver), ("backend", backend)):
         if not isinstance(text, str):
             raise TypeError(f"{name} must be a name, got {text!r}")
@@ -41,9 +41,9 @@ def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str 
         _options.number(name, count, _numbers.Integral, least, most)
     if observer is not None:
         _options.function("observer", observer)
-    found = _core.solve(told, _budget(budget), solver, _options.of_solver(solver_options), backend, time_limit, threads,
-                        seed, gap, observer, begin)
-    return cast("dict[str, Any]", _json.loads(found))
+    schedule_text = _core.solve(problem_text, _budget(budget), solver, _options.of_solver(solver_options), backend, time_limit, threads,
+                                seed, gap, observer, begin)
+    return cast("dict[str, Any]", _json.loads(schedule_text))
 
 
 def _budget(budget: Any) -> str:

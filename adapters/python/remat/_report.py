@@ -13,7 +13,7 @@ from . import _core, _options
 from ._errors import Error
 
 if TYPE_CHECKING:
-    from ._torch import PlannedStep
+    from ._torch import StepPlan
 
 
 def extra_time(seconds: float, plain_seconds: float) -> float:
@@ -44,13 +44,13 @@ class Plan(Mapping[str, Any]):
     waited: float  #: seconds spent waiting for copies so far
     fallback: bool = False  #: the solver found no plan within the budget: this plan comes from the search for the smallest budget
     again: AbstractSet[str] = frozenset()  #: names of the operators that are recomputed
-    _step: PlannedStep | None = dataclasses.field(default=None, metadata={"hidden": True})
+    _step: StepPlan | None = dataclasses.field(default=None, metadata={"hidden": True})
     _sources: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"hidden": True})  # by module path
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], sources: dict[str, str] | None = None) -> Plan:
+    def of(cls, figures: Mapping[str, Any], sources: dict[str, str] | None = None) -> Plan:
         """Makes a plan from the figures of a session of `_torch`."""
-        members = dict(told)
+        members = dict(figures)
         return cls(_step=members.pop("step", None), _sources=sources or {}, **members)
 
     def __getitem__(self, name: str) -> Any:
@@ -190,12 +190,12 @@ def report(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], problem: Map
             raise Error(f"{name}: {e.strerror if isinstance(e, OSError) else 'not a text file'}") from None
     else:
         text = _options.document("plan", plan)
-    told = "" if problem is None else _options.document("problem", problem)
+    problem_text = "" if problem is None else _options.document("problem", problem)
     try:
-        peak, seconds = _core.plan_figures(text, told)
+        peak, seconds = _core.plan_figures(text, problem_text)
     except Error as e:
         raise Error(f"{name}: {e}") from None
-    return Report(f"{name}: peak {_core.format_bytes(peak)}, {_core.format_seconds(seconds)} per step", text, told, time_limit, points)
+    return Report(f"{name}: peak {_core.format_bytes(peak)}, {_core.format_seconds(seconds)} per step", text, problem_text, time_limit, points)
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:

@@ -80,10 +80,10 @@ class Session:
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Moves weights to the places that the options ask for, and directs gradients there."""
         o = self._options
-        there = o.steps_on is not None
-        if there and self._open:
+        weights_on_host = o.steps_on is not None
+        if weights_on_host and self._open:
             _host.place(model, o.steps_on, pinned=not o.files)
-        wanted = o.disk if o.offload == "all" and self._open and (o.files or not there) else None
+        wanted = o.disk if o.offload == "all" and self._open and (o.files or not weights_on_host) else None
         if self._weights is not None and (wanted is None or self._weights.options != (wanted, o.disk_budget)):
             _weights.bring_back(model, self._weights)
             self._weights = None
@@ -93,7 +93,7 @@ class Session:
         if wanted is not None:
             if self._weights is None:
                 self._weights = Disk(wanted, o.disk_budget)
-                self._gradients = None if there else Gradients(Disk(wanted, o.disk_budget))
+                self._gradients = None if weights_on_host else Gradients(Disk(wanted, o.disk_budget))
             if self._gradients is not None:
                 self._gradients.attach(model)
             if _weights.move(model, self._weights):
@@ -114,8 +114,8 @@ class Session:
         """
         original = self._original if planned_by in (None, self._forward) else getattr(planned_by, "__wrapped__", None)
         plain = original if original is not None else types.MethodType(type(model).forward, model)
-        there = self._options.steps_on
-        return plain if there is None or not self._open else functools.partial(_host.run_plain, plain, there)
+        device = self._options.steps_on
+        return plain if device is None or not self._open else functools.partial(_host.run_plain, plain, device)
 
     def _call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         plain = self._plain(model)
@@ -265,7 +265,7 @@ class Session:
     @property
     def plans(self) -> list[Plan]:
         """All plans that are kept."""
-        return [Plan.of(told) for told in self._run.plans()]
+        return [Plan.of(figures) for figures in self._run.plans()]
 
     def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
         """A table of the memory and time of the plan used last; `report().save("report.html")` writes a page.

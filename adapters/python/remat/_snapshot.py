@@ -43,14 +43,14 @@ def hooked(model: torch.nn.Module) -> str:
     return ", ".join(name for name, m in model.named_modules() if m is not model and any(m.__dict__.get(hooks) for hooks in HOOKS))
 
 
-def told(model: torch.nn.Module) -> dict[str, Any]:
+def fingerprints(model: torch.nn.Module) -> dict[str, Any]:
     """Fingerprints of the attributes of all modules, and of hooks of modules inside the model. A changed fingerprint shows a change."""
     seen: set[int] = set()
-    found = {name: _told(value, seen, _DEPTH) for name, value in _own(model)}
+    by_name = {name: _fingerprint(value, seen, _DEPTH) for name, value in _own(model)}
     for path, module in model.named_modules():
         if module is not model:
-            found |= {f"{path}.{h}": [id(f) for f in module.__dict__[h].values()] for h in HOOKS if module.__dict__.get(h)}
-    return found
+            by_name |= {f"{path}.{h}": [id(f) for f in module.__dict__[h].values()] for h in HOOKS if module.__dict__.get(h)}
+    return by_name
 
 
 def _containers(values: Iterable[Any]) -> list[tuple[Any, Any]]:
@@ -109,7 +109,7 @@ def _generator(value: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _told(value: Any, seen: set[int], depth: int) -> Any:
+def _fingerprint(value: Any, seen: set[int], depth: int) -> Any:
     """Fingerprint of a value: stays equal while the value is unchanged. Changes deeper than `depth` are not seen."""
     if (text := constant(value)) is not None:
         return text
@@ -120,11 +120,11 @@ def _told(value: Any, seen: set[int], depth: int) -> Any:
     if isinstance(value, torch.nn.Module) or depth == 0 or id(value) in seen:
         return id(value)
     if isinstance(value, (list, tuple)):
-        return type(value), [_told(v, seen, depth - 1) for v in value]
+        return type(value), [_fingerprint(v, seen, depth - 1) for v in value]
     if isinstance(value, (set, frozenset)):
         return type(value), sorted(map(repr, value))
     if isinstance(value, dict):
-        return type(value), [(constant(k), _told(v, seen, depth - 1)) for k, v in value.items()]
+        return type(value), [(constant(k), _fingerprint(v, seen, depth - 1)) for k, v in value.items()]
     seen.add(id(value))
     state = attributes(value) or getattr(value.__func__ if type(value) is types.MethodType else value, "__dict__", None)
-    return id(value), isinstance(state, dict) and [(k, _told(v, seen, depth - 1)) for k, v in state.items()]
+    return id(value), isinstance(state, dict) and [(k, _fingerprint(v, seen, depth - 1)) for k, v in state.items()]

@@ -58,12 +58,12 @@ class Options(Planner):
             _options.number(name, getattr(self, name))
         for name in ("seed", "verify"):
             _options.number(name, getattr(self, name), numbers.Integral, most=(1 << 64) - 1)
-        told: dict[str, Any] = {"solver_options": solver_options}
+        checked: dict[str, Any] = {"solver_options": solver_options}
         for name, parse in (("budget", lambda text: _torch.check_budget(text, False)), ("activation_budget", lambda text: _torch.check_budget(text, True)),
                             ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes), ("optimizer", _core.parse_bytes)):
             if getattr(self, name) is not None:
-                told[name] = _options.size(name, getattr(self, name), parse)
-        if self.host_budget is not None and _core.parse_bytes(told["host_budget"]) > (most := _torch.host_limit()):
+                checked[name] = _options.size(name, getattr(self, name), parse)
+        if self.host_budget is not None and _core.parse_bytes(checked["host_budget"]) > (most := _torch.host_limit()):
             raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
             raise ValueError('disk and disk_budget are for offload="activations", "optimizer", "all" or "auto"')
@@ -71,10 +71,10 @@ class Options(Planner):
             raise ValueError(f'weights="planned" is for offload="all" or "auto", got offload="{self.offload}"')
         for name in ("disk", "cache"):
             if (value := getattr(self, name)) is not None and not (name == "cache" and isinstance(value, bool)):
-                told[name] = _options.folder(name, value)
-        if "disk" in told:
-            _torch.check_disk(told["disk"], told.get("disk_budget", ""))
-        return dataclasses.replace(self, **told)
+                checked[name] = _options.folder(name, value)
+        if "disk" in checked:
+            _torch.check_disk(checked["disk"], checked.get("disk_budget", ""))
+        return dataclasses.replace(self, **checked)
 
     def solver_name(self) -> str:
         return "automatic" if self.solver == "auto" else self.solver

@@ -239,7 +239,7 @@ class python_session {
   }
   py::dict plan() {
     auto step = translated([&] { return run_->planned(); });
-    auto plan = told(step.report);
+    auto plan = as_dict(step.report);
     const auto& operations = step.problem.operations();
     std::set<remat::index_t> once;
     std::set<std::string> again;
@@ -252,7 +252,7 @@ class python_session {
     plan["step"] = std::move(step);
     return plan;
   }
-  static py::dict told(const rp::report& r) {
+  static py::dict as_dict(const rp::report& r) {
     return py::dict(
         py::arg("status") = std::string(to_string(r.status)), py::arg("inputs") = r.planned_for, py::arg("solver") = r.solver,
         py::arg("fallback") = r.fallback, py::arg("peak") = r.total(), py::arg("seconds") = r.step_seconds,
@@ -262,7 +262,7 @@ class python_session {
   }
   std::vector<py::dict> plans() {
     std::vector<py::dict> list;
-    for (const auto& r : translated([&] { return run_->reports(); })) list.push_back(told(r));
+    for (const auto& r : translated([&] { return run_->reports(); })) list.push_back(as_dict(r));
     return list;
   }
   /// Memory of the plan used last by kind, in bytes.
@@ -363,7 +363,7 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
 void bind_sessions(py::module_& m) {
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
-  py::class_<rp::step_plan>(m, "PlannedStep")
+  py::class_<rp::step_plan>(m, "StepPlan")
       .def("document", [](const rp::step_plan& p, const std::map<std::string, std::string>& sources) {
         return translated([&] { return document(p, sources); });
       });

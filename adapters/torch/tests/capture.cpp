@@ -231,11 +231,11 @@ TEST_CASE("known results of operators", "[device]") {
         const auto s = small(name, [f = f, type](auto& m, auto& x) -> tensors { return {f(x[0].to(type), weight(m).to(type))}; });
         const auto c = capture_known(s);
         const auto real = s.forward(s.inputs)[0];
-        const auto& told = c.step->views[c.step->outputs[0]];
-        CHECK(at::IntArrayRef(told.sizes) == real.sizes());
-        CHECK(at::IntArrayRef(told.strides) == real.strides());
-        CHECK(told.dtype == real.scalar_type());
-        CHECK(c.step->values[told.value].bytes == static_cast<remat::bytes_t>(real.storage().nbytes()));
+        const auto& recorded = c.step->views[c.step->outputs[0]];
+        CHECK(at::IntArrayRef(recorded.sizes) == real.sizes());
+        CHECK(at::IntArrayRef(recorded.strides) == real.strides());
+        CHECK(recorded.dtype == real.scalar_type());
+        CHECK(c.step->values[recorded.value].bytes == static_cast<remat::bytes_t>(real.storage().nbytes()));
       }
   }
   SECTION("convolutions keep the memory format of their kernels") {

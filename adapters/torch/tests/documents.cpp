@@ -123,12 +123,12 @@ TEST_CASE("plans survive a round trip through a document") {
   ::torch::manual_seed(1);
   const auto s = models::conv();
   const auto c = captured_from(s);
-  plan_document d{c.step, profile(*c.step, {.cache = {}, .seconds = 0}), {}};
+  planned_program d{c.step, profile(*c.step, {.cache = {}, .seconds = 0}), {}};
   const auto p = to_problem(*c.step, d.profiles.seconds(), d.profiles.workspace());
   d.found.schedule = store_all_schedule(p);
   std::stringstream text;
-  write_plan(text, d);
-  const auto read = read_plan(text);
+  write_planned_program(text, d);
+  const auto read = read_planned_program(text);
   CHECK(read.found.schedule == d.found.schedule);
   CHECK(read.profiles.seconds() == d.profiles.seconds());
   const auto first = std::make_shared<execution_plan>(d.step, d.found.schedule, d.profiles);
@@ -194,10 +194,10 @@ TEST_CASE("damaged documents are read or refused with a typed error") {
   ::torch::manual_seed(1);
   const auto s = everything();
   const auto c = captured_from(s);
-  plan_document d{c.step, profile(*c.step, {.cache = {}, .seconds = 0}), {}};
+  planned_program d{c.step, profile(*c.step, {.cache = {}, .seconds = 0}), {}};
   d.found.schedule = store_all_schedule(to_problem(*c.step, d.profiles.seconds(), d.profiles.workspace()));
   std::ostringstream out;
-  write_plan(out, d);
+  write_planned_program(out, d);
   const auto text = out.str();
   const auto tree = nlohmann::ordered_json::parse(text);
   const auto flat = tree.flatten();
@@ -209,7 +209,7 @@ TEST_CASE("damaged documents are read or refused with a typed error") {
   const auto offer = [&](const std::string& damaged) {
     std::istringstream in(damaged);
     try {
-      const auto plan = read_plan(in);
+      const auto plan = read_planned_program(in);
       execution_plan(plan.step, plan.found.schedule, plan.profiles);
       ++taken;
     } catch (const remat::error&) {

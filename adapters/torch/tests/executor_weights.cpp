@@ -24,7 +24,7 @@ using namespace executor_tests;
 namespace {
 
 /// Counts its copies, and on demand copies wrong bytes.
-class telling_link final : public remat::pytorch::link {
+class counting_link final : public remat::pytorch::link {
  public:
   ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
     bytes += to.bytes;
@@ -91,8 +91,8 @@ TEST_CASE("steps with fetched weights have the results of eager mode bit by bit"
       for (const auto& plan : schedules) {
         INFO(s.name << " " << where);
         const auto e_plan = std::make_shared<execution_plan>(x.step, plan, x.profiles, first_layout);
-        const auto told = std::make_shared<telling_link>();
-        far_memory far = {host_memory("far", e_plan->far_bytes()), std::make_unique<late_link>(1), told, {}};
+        const auto far_link = std::make_shared<counting_link>();
+        far_memory far = {host_memory("far", e_plan->far_bytes()), std::make_unique<late_link>(1), far_link, {}};
         if (e_plan->moved_bytes().first == 0 && e_plan->far_bytes() == 0) far.memory.reset();
         executor e(e_plan, *x.tensors, device_of(test_device()), far);
         begin_again();
@@ -105,9 +105,9 @@ TEST_CASE("steps with fetched weights have the results of eager mode bit by bit"
         for (index_t v = 0; v < can.size(); ++v) weight_bytes += can[v] ? x.step->values[v].bytes : 0;
         twice += e_plan->fetched_bytes() > weight_bytes;
         together += e_plan->moved_bytes().second > 0;
-        CHECK(told->bytes == 2 * (e_plan->fetched_bytes() + e_plan->moved_bytes().second));
+        CHECK(far_link->bytes == 2 * (e_plan->fetched_bytes() + e_plan->moved_bytes().second));
         if (e_plan->moved_bytes().second > 0) continue;
-        told->wrong = true;  // the wrong bytes must change the results
+        far_link->wrong = true;  // the wrong bytes must change the results
         begin_again();
         const auto other = planned(s, e, *x.tensors);
         CHECK_FALSE(same_bits(other.outputs, expected[0].outputs));

@@ -154,12 +154,13 @@ TEST_CASE("exported: loading a program in evaluation mode logs a warning") {
         if (a["name"] == "training") a["arg"]["as_bool"] = false;
   });
   remat::write_file(file("eval.pt2"), pack(eval));
-  std::string told;
-  rt::exported_program::load(file("eval.pt2"), {.log = [&](const std::string& text) { told += text; }});
-  CHECK_THAT(told, Catch::Contains("exported in eval mode") && Catch::Contains("batch_norm") && Catch::Contains("exported.py:"));
-  told.clear();
-  rt::exported_program::load(file("conv.pt2"), {.log = [&](const std::string& text) { told += text; }});
-  CHECK(told.empty());
+  std::string messages;
+  rt::exported_program::load(file("eval.pt2"), {.log = [&](const std::string& text) { messages += text; }});
+  CHECK_THAT(messages,
+             Catch::Contains("exported in eval mode") && Catch::Contains("batch_norm") && Catch::Contains("exported.py:"));
+  messages.clear();
+  rt::exported_program::load(file("conv.pt2"), {.log = [&](const std::string& text) { messages += text; }});
+  CHECK(messages.empty());
 }
 
 TEST_CASE("exported: a program is loaded to the requested device") {

@@ -76,7 +76,7 @@ class pair_of_models {
     o.far.in = std::make_shared<counted_link>(copied);
     if (!o.far.rates) o.far.rates = remat::copy_rates{1e10, 1e10, 0};
     o.fetched = every;
-    o.log = [this](const std::string& text) { told += text + "\n"; };
+    o.log = [this](const std::string& text) { logged += text + "\n"; };
     run = std::make_unique<testing::runner>(ours.module, ours.forward, std::move(o));
     for (auto [s, optimizer] : {std::pair(&plain, &of_plain), std::pair(&ours, &of_ours)})
       *optimizer = std::make_unique<::torch::optim::AdamW>(s->module->parameters(), ::torch::optim::AdamWOptions(0.01));
@@ -152,7 +152,7 @@ class pair_of_models {
   std::shared_ptr<rt::disk> disk;
   std::optional<rt::gradients_on_disk> gradients;
   std::shared_ptr<std::atomic<bytes_t>> copied = std::make_shared<std::atomic<bytes_t>>(0);
-  std::string told;
+  std::string logged;
   std::unique_ptr<testing::runner> run;
   std::unique_ptr<::torch::optim::Optimizer> of_plain, of_ours;
   std::uint64_t step = 0;

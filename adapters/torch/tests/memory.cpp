@@ -45,7 +45,7 @@ TEST_CASE("without a meter, recording or plan the allocator passes memory throug
     counted = at::empty({16});
   }
   {
-    recording r;
+    allocation_recording r;
     r.start();
     recorded = at::empty({16});
     r.stop();
@@ -143,7 +143,7 @@ TEST_CASE("the meter reports every change, from all threads") {
 }
 
 TEST_CASE("a recording lists the allocations and releases of its own thread") {
-  recording r;
+  allocation_recording r;
   auto outside = at::empty({10});
   r.start();
   auto a = at::empty({16});

@@ -293,7 +293,7 @@ std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandl
 TEST_CASE("geometry kernels agree with the kernels of the host", "[meta_kernels]") {
   const at::NoGradGuard no_grad;
   std::set<std::string> tried;
-  std::size_t told = 0, kept = 0;
+  std::size_t deduced = 0, kept = 0;
   const std::vector<std::vector<int64_t>> images{{2, 3, 6, 8}, {2, 3, 1, 1}, {1, 3, 1, 8}};
   for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble})
     for (const auto how : layouts)
@@ -319,7 +319,7 @@ TEST_CASE("geometry kernels agree with the kernels of the host", "[meta_kernels]
             CHECK(how != arrangement::plain);
             continue;
           }
-          ++told;
+          ++deduced;
           CHECK(results->drew != at::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
           const auto known = results->over(operands);
           REQUIRE(known.size() == real.size());
@@ -339,8 +339,8 @@ TEST_CASE("geometry kernels agree with the kernels of the host", "[meta_kernels]
           }
         }
       }
-  CHECK(told > 1000);
-  CHECK(kept < told / 20);
+  CHECK(deduced > 1000);
+  CHECK(kept < deduced / 20);
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
     if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && rpd::meta_kernel(*op, c10::kCPU) != nullptr)
       CHECK(tried.count(c10::toString(name)) == 1);

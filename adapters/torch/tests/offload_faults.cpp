@@ -29,7 +29,7 @@ TEST_CASE("host_limit and host_free follow the machine and memory cgroups") {
   CHECK(rt::host_free() > 0);
   CHECK(rt::host_free() <= rt::host_limit());
   CHECK(rt::host_limit() <= remat::bytes_t{sysconf(_SC_PAGESIZE)} * sysconf(_SC_PHYS_PAGES));
-  const told_system system;
+  const emulated_system system;
   CHECK(rt::host_limit() == remat::max_bytes);  // the system gives no limit
   constexpr remat::bytes_t mib = 1 << 20;
   system.machine(100 * mib);
@@ -75,7 +75,7 @@ TEST_CASE("while memory is short, weights leave as they step, and sessions free 
   testing::runner net(ours.module, ours.forward, testing::quick("100%"));
   optim::AdamW first(plain.module->parameters(), optim::AdamWOptions(0.01));
   rt::offloaded<optim::AdamW> second(disk, when, ours.module->parameters(), optim::AdamWOptions(0.01));
-  const told_system system;
+  const emulated_system system;
   const rt::meter counted;
   remat::bytes_t before = 0;
   for (int step = 0; step < 8; ++step) {

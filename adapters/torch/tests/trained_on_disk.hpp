@@ -42,9 +42,9 @@ struct system_restored {
 };
 
 /// A system that reads its state from files in a folder.
-struct told_system {
-  told_system() { rt::root_of_system() = folder.string(); }
-  ~told_system() {
+struct emulated_system {
+  emulated_system() { rt::root_of_system() = folder.string(); }
+  ~emulated_system() {
     rt::root_of_system() = before;
     std::filesystem::remove_all(folder);
   }

@@ -165,7 +165,7 @@ TEST_CASE("gradients of fetched weights can accumulate, leave, and step at once"
     CHECK(leaving.run->report().fetched > 0);
     REQUIRE(same_bits(leaving.plain.module->parameters(), leaving.ours.module->parameters()));
   }
-  CHECK(leaving.told.find("gradients leave") != std::string::npos);
+  CHECK(leaving.logged.find("gradients leave") != std::string::npos);
 }
 
 TEST_CASE("two steps in flight fetch weights independently") {
@@ -292,7 +292,7 @@ TEST_CASE("plans that fetch weights are cached, and need a solver that supports 
   for (const bool again : {false, true}) {
     pair_of_models t(wide_mlp, false, false, o);
     t.train();
-    CHECK((t.told.find("plan of an earlier process") != std::string::npos) == again);
+    CHECK((t.logged.find("plan of an earlier process") != std::string::npos) == again);
     CHECK(t.run->report().fetched > 0);
     if (again) CHECK(t.run->report().fetched == fetched);
     fetched = t.run->report().fetched;

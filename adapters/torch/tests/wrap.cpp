@@ -220,7 +220,7 @@ TEST_CASE("hooks that step parameters and free their gradients train as in eager
       options.gradients_leave = expected;
       testing::runner run(t.planned.module, t.planned.forward, options);
       copy_buffers(*t.plain.module, *t.planned.module);
-      int told[2];
+      int calls[2];
       for (int step = 0; step < 6; ++step) {
         std::vector<at::Tensor> results[2];
         for (const int planned : {0, 1}) {
@@ -229,10 +229,10 @@ TEST_CASE("hooks that step parameters and free their gradients train as in eager
           hook::count() = 0;
           results[planned] = planned ? run.forward(s.inputs) : s.forward(s.inputs);
           models::loss_of(results[planned]).backward();
-          told[planned] = hook::count();
+          calls[planned] = hook::count();
         }
         check_same(results[0], results[1]);
-        CHECK(told[0] == told[1]);
+        CHECK(calls[0] == calls[1]);
         check_same(t.plain.module->parameters(), t.planned.module->parameters());
         check_same(t.plain.module->buffers(), t.planned.module->buffers());
       }
@@ -248,7 +248,7 @@ TEST_CASE("hooks that step parameters and free their gradients train as in eager
 
 TEST_CASE("gradients that a failing hook leaves are complete, whatever runs next") {
   twins t(3);
-  std::vector<at::Tensor> told;
+  std::vector<at::Tensor> seen;
   std::size_t fails_at = 0;  // 0: never
   struct hook final : ::torch::autograd::PostAccumulateGradHook {
     hook(std::vector<at::Tensor>& list, const std::size_t& when) : all(list), failing(when) {}
@@ -261,7 +261,7 @@ TEST_CASE("gradients that a failing hook leaves are complete, whatever runs next
     const std::size_t& failing;
   };
   const auto wanted = t.planned.module->parameters();
-  for (const auto& p : wanted) ::torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<hook>(told, fails_at));
+  for (const auto& p : wanted) ::torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<hook>(seen, fails_at));
   auto options = testing::quick("100%");
   options.gradients_leave = true;
   testing::runner run(t.planned.module, t.planned.forward, options);
@@ -275,15 +275,15 @@ TEST_CASE("gradients that a failing hook leaves are complete, whatever runs next
   CHECK(run.report().planned_for.find("gradients leave") != std::string::npos);
   for (const std::size_t when : {1, 4, 10}) {
     t.planned.module->zero_grad();
-    told.clear();
+    seen.clear();
     fails_at = when;
     CHECK_THROWS_WITH(loss(true).backward(), "the hook fails");
-    CHECK(told.size() == when);
+    CHECK(seen.size() == when);
     if (when == 4)
       static_cast<void>(loss(true));
     else
       run.release();
-    for (const auto& p : told)
+    for (const auto& p : seen)
       for (std::size_t i = 0; i < wanted.size(); ++i)
         if (wanted[i].is_same(p)) CHECK(same_bits(p.grad(), expected[i]));
     fails_at = 0;

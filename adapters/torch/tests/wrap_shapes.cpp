@@ -65,13 +65,13 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
     }
     REQUIRE(least > 0);
     auto o = testing::quick(least + least / 50);
-    std::vector<std::string> told;
-    o.warn = [&](const auto& text) { told.push_back(text); };
+    std::vector<std::string> warnings;
+    o.warn = [&](const auto& text) { warnings.push_back(text); };
     testing::runner tight(t.planned.module, t.planned.forward, o);
     {
       auto a = tight.forward(t.planned.inputs), b = tight.forward(t.planned.inputs);
-      REQUIRE(told.size() == 1);
-      CHECK(told[0].find("while 1 others wait for their backward") != std::string::npos);
+      REQUIRE(warnings.size() == 1);
+      CHECK(warnings[0].find("while 1 others wait for their backward") != std::string::npos);
       (models::loss_of(a) + models::loss_of(b)).backward();
     }
     CHECK_THROWS_AS(tight.forward(t.planned.inputs), rt::over_budget);
@@ -102,12 +102,12 @@ TEST_CASE("other shapes and modes are planned anew, or refused") {
 TEST_CASE("the decisions of a plan are reused for other sizes of the same graph, and a better plan replaces them") {
   twins t(0);
   std::mutex mutex;
-  std::vector<std::string> told;
+  std::vector<std::string> messages;
   std::atomic<int> searches = 0;
   auto o = testing::quick("90%");
   o.log = [&](const std::string& text) {
     std::lock_guard lock(mutex);
-    told.push_back(text);
+    messages.push_back(text);
   };
   o.solver = [&, solver = o.solver](const problem& p, bytes_t within, const limits& l, const rt::plan_observer& watch) {
     searches += l.seconds > 0.1;

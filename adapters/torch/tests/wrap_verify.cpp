@@ -93,7 +93,7 @@ struct verified {
   rt::wrap_options options() {
     auto o = testing::quick();
     o.verify = 100;
-    o.warn = [this](const std::string& text) { told.push_back(text); };
+    o.warn = [this](const std::string& text) { warnings.push_back(text); };
     return o;
   }
   /// One step, planned or plain.
@@ -103,7 +103,7 @@ struct verified {
     const auto out = planned ? run.forward({x}) : net->forward(x);
     ((out[0] * out[0]).sum() + (out[1] * out[1]).sum()).backward();
   }
-  std::vector<std::string> told;
+  std::vector<std::string> warnings;
   std::shared_ptr<branches> net;
   testing::runner run;
 };
@@ -129,14 +129,14 @@ TEST_CASE("verify compares results that all plain steps agree on, and names oper
     CHECK(same_bits(v.net->count, plain.net->count));
     CHECK(v.net->count._version() == plain.net->count._version());
     if (where == noise::nowhere) {
-      CHECK(v.told.empty());
+      CHECK(v.warnings.empty());
       continue;
     }
-    REQUIRE(v.told.size() == static_cast<std::size_t>(k));
-    CHECK_THAT(v.told.back(), Contains("come from remat_test::noisy") && !Contains("::noisy,") && !Contains("calls"));
-    CHECK_THAT(v.told.back(), Contains(". 1 of 2 gradients is not compared: first"));
-    CHECK(v.told.back().ends_with(": first"));
-    const bool output = v.told.back().find(". 1 of 3 outputs and buffers is not compared: output 0.") != std::string::npos;
+    REQUIRE(v.warnings.size() == static_cast<std::size_t>(k));
+    CHECK_THAT(v.warnings.back(), Contains("come from remat_test::noisy") && !Contains("::noisy,") && !Contains("calls"));
+    CHECK_THAT(v.warnings.back(), Contains(". 1 of 2 gradients is not compared: first"));
+    CHECK(v.warnings.back().ends_with(": first"));
+    const bool output = v.warnings.back().find(". 1 of 3 outputs and buffers is not compared: output 0.") != std::string::npos;
     CHECK(output == (where == noise::forward));
   }
   // The rest of the step is still compared.
@@ -159,7 +159,7 @@ TEST_CASE("verify needs no second plain step if an input has been written since"
   const auto out = v.run.forward({x});
   x.unsafeGetTensorImpl()->bump_version();  // no backward of a product with a constant reads it
   (out[0].sum() + out[1].sum()).backward();
-  REQUIRE(v.told.size() == 1);
-  CHECK_THAT(v.told[0],
+  REQUIRE(v.warnings.size() == 1);
+  CHECK_THAT(v.warnings[0],
              Catch::Contains("an operator that is not known") && Catch::Contains("1 of 1 gradients is not compared: input 0"));
 }

@@ -137,9 +137,9 @@ def checked(config: Any) -> Config:
 def _checked(config: Any) -> Config:
     _check_keys(config, ("solver", "partitioner"), ())
     _check_keys(config.get("solver") or {}, ("top", "bottom"), ("solver",))
-    found = Config(solver=Config(top=Config(), bottom=Config()), partitioner=Config())
+    complete = Config(solver=Config(top=Config(), bottom=Config()), partitioner=Config())
     for path, known in ((("solver", "top"), _SOLVERS), (("solver", "bottom"), _SOLVERS), (("partitioner",), _PARTITIONERS)):
-        part, into = config, found
+        part, into = config, complete
         for key in path:
             part, into = part.get(key) or {}, into[key]
         _check_keys(part, known, path)
@@ -147,7 +147,7 @@ def _checked(config: Any) -> Config:
             if options is not None:  # as in Rockmate, None removes a solver
                 _check_options(name, options, (*path, name))
                 into[name] = Config(default_config(name) | options)
-    return found
+    return complete
 
 
 def _check_options(name: str, options: Any, path: tuple[str, ...]) -> None:
@@ -161,11 +161,11 @@ def _check_options(name: str, options: Any, path: tuple[str, ...]) -> None:
             raise _Wrong((*path, key), f"{'.'.join((*path, key))} must be >= {int(key == 'time_limit')}, got {value!r}")
 
 
-def _check_keys(found: Any, known: Any, path: tuple[str, ...]) -> None:
+def _check_keys(part: Any, known: Any, path: tuple[str, ...]) -> None:
     where = ".".join(path) or "it"
-    if not isinstance(found, Mapping):
-        raise _Wrong(path, f"{where} must be a mapping of {', '.join(known) or 'nothing'}, got {found!r}")
-    for key in found:
+    if not isinstance(part, Mapping):
+        raise _Wrong(path, f"{where} must be a mapping of {', '.join(known) or 'nothing'}, got {part!r}")
+    for key in part:
         if key not in known:
             raise _Wrong((*path, key), f"{'.'.join((*path, str(key)))} is unknown{_meant(str(key), known)}; {where} has {', '.join(known) or 'no keys'}")
 
@@ -195,12 +195,12 @@ def nearest(config: Config) -> dict[tuple[str, ...], Config]:
 
     config: a complete configuration.
     """
-    there = _by_path(config)
-    defaults = {path: default_config(path[-1]) for path in there}
+    chosen = _by_path(config)
+    defaults = {path: default_config(path[-1]) for path in chosen}
 
     def distance(base: dict[tuple[str, ...], Config]) -> int:
-        values = sum(1 for path in there.keys() & base.keys() for key, value in there[path].items() if value != base[path][key])
-        return values + 3 * len(base.keys() ^ there.keys())  # a missing or additional solver weighs more than a changed option
+        values = sum(1 for path in chosen.keys() & base.keys() for key, value in chosen[path].items() if value != base[path][key])
+        return values + 3 * len(base.keys() ^ chosen.keys())  # a missing or additional solver weighs more than a changed option
 
     kind = min((_by_path(generate_config(kind)) for kind in _KINDS), key=distance)
     return defaults | kind if distance(kind) <= distance(defaults) else defaults

@@ -63,29 +63,29 @@ def methods_of(config: Config, chosen: Mapping[Path, Any]) -> tuple[list[Method]
     chosen: options of the configuration that the user has changed. For all others, remat's defaults apply.
     Raises Error naming an option whose value the method does not accept.
     """
-    found: list[Method] = []
+    methods: list[Method] = []
     used: set[Path] = set()
 
-    def steer(told: dict[str, int], solver: str, path: Path, option: str, value: Callable[[int], int]) -> None:
+    def steer(solver_options: dict[str, int], solver: str, path: Path, option: str, value: Callable[[int], int]) -> None:
         if path not in chosen:
             return
-        told[option] = value(chosen[path])
+        solver_options[option] = value(chosen[path])
         used.add(path)
         try:
-            _core.check_solver(solver, {option: str(told[option])})
+            _core.check_solver(solver, {option: str(solver_options[option])})
         except Error as e:
             raise Error(f"{'.'.join(path)}={chosen[path]!r}: {e}") from None
 
     for name, options in config.solver.top.items():
         top = ("solver", "top", name)
         solver = _solver(name, options, config)
-        told: dict[str, int] = {}
+        solver_options: dict[str, int] = {}
         if solver in ("hiremate", "rockmate"):
             for path, (option, value) in _OF_PARTS.items():
-                steer(told, solver, path, option, value)
+                steer(solver_options, solver, path, option, value)
         if solver == "hiremate":
-            parts = told.get("cut.most") or next(int(standard) for option, standard, *_ in _core.solver_options(solver) if option == "cut.most")
-            steer(told, solver, (*top, "nb_total_sched"), "choices", functools.partial(_share, parts))
+            parts = solver_options.get("cut.most") or next(int(standard) for option, standard, *_ in _core.solver_options(solver) if option == "cut.most")
+            steer(solver_options, solver, (*top, "nb_total_sched"), "choices", functools.partial(_share, parts))
         used |= {(*top, key) for key in ("time_limit", "offload")}
         if options.get("offload"):
             used |= {(*top, key) for key in ("activation_offload", "add_offload_sched")}
@@ -96,8 +96,8 @@ def methods_of(config: Config, chosen: Mapping[Path, Any]) -> tuple[list[Method]
             if unit < 1:
                 raise Error(f"{'.'.join(top)}.mem_unit must be >= 1, got {unit}")
             used.add((*top, "mem_unit"))
-        found.append(Method(solver, float(chosen.get((*top, "time_limit"), Options.time_limit)), told, unit))
-    return found or [Method("auto")], used & chosen.keys()
+        methods.append(Method(solver, float(chosen.get((*top, "time_limit"), Options.time_limit)), solver_options, unit))
+    return methods or [Method("auto")], used & chosen.keys()
 
 
 def _solver(name: str, options: Config, config: Config) -> str:

@@ -143,7 +143,7 @@ class Rockmate(torch.nn.Module):
 
     def _plan(self, methods: list[Method]) -> None:
         limits = self._limits()
-        found: list[tuple[float, Method]] = []
+        fitting: list[tuple[float, Method]] = []
         for method in methods:
             try:
                 self._wrap(method, limits)
@@ -151,16 +151,16 @@ class Rockmate(torch.nn.Module):
                 continue
             plan = of(self.original_mod).plan if self._trains() else None
             if plan is None or not plan.fallback:
-                found.append((0.0 if plan is None else plan.seconds, method))
-        if found:
-            best = min(found, key=lambda x: x[0])[1]
-            if best != found[-1][1] or len(found) < len(methods):
+                fitting.append((0.0 if plan is None else plan.seconds, method))
+        if fitting:
+            best = min(fitting, key=lambda x: x[0])[1]
+            if best != fitting[-1][1] or len(fitting) < len(methods):
                 self._wrap(best, limits)
         else:
             try:
                 self._wrap(Method("auto", max(method.time_limit for method in methods)), limits)
             except OverBudget as e:
-                raise self._told(e) from None
+                raise self._in_rockmate_terms(e) from None
             warnings.warn(f"remat.rockmate: {' and '.join(method.solver for method in methods)} found no plan for a budget of {self.budget}; "
                           "remat's default method did, and is used", stacklevel=4)
         self._solved = True
@@ -199,7 +199,7 @@ class Rockmate(torch.nn.Module):
         states = self._state_bytes * sum(p.nbytes for p in model.parameters() if p.requires_grad and p.nbytes < self._minor) // max(1, trained)
         return minor + states + sum(t.nbytes for t in (*model.buffers(), *inputs))
 
-    def _told(self, e: OverBudget) -> OverBudget:
+    def _in_rockmate_terms(self, e: OverBudget) -> OverBudget:
         """A copy of `e` whose message also tells the smallest budget in Rockmate's terms."""
         if e.needed is None:
             return e
@@ -292,14 +292,14 @@ def _step_at_the_end(me: weakref.ref[Rockmate]) -> None:
 
 
 def _by_name(settings: Iterable[Settings]) -> dict[str, Config]:
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for s in settings:
         if not isinstance(s, Settings):
             raise TypeError(f"solvers and partitioners are those of remat.rockmate.solvers and remat.rockmate.partitioned, got {s!r}")
-        if s.name in found:
+        if s.name in configs:
             raise Error(f"{type(s).__name__} is given twice in one list")
-        found[s.name] = s.config
-    return found
+        configs[s.name] = s.config
+    return configs
 
 
 def _gradient_bytes(model: torch.nn.Module) -> int:

@@ -41,7 +41,7 @@ inline bool adds_itself(const program& step, std::size_t i) {
 }
 
 /// True if a hook is called once a gradient of `parameter` has been accumulated.
-inline bool is_told(const at::Tensor& parameter) {
+inline bool has_post_hook(const at::Tensor& parameter) {
   const auto* meta = ::torch::autograd::impl::get_autograd_meta(parameter);
   return meta != nullptr && meta->post_acc_grad_hooks_ != nullptr;
 }
@@ -54,7 +54,7 @@ bool may_be_given(const std::vector<at::Tensor>& parameters, F own) {
   return std::all_of(parameters.begin(), parameters.end(), [&](const auto& p) {
     if (!is_large(p)) return true;
     const auto node = ::torch::autograd::impl::try_get_grad_accumulator(p);
-    return is_told(p) && (!node || node.use_count() <= 1 + own(node.get()));
+    return has_post_hook(p) && (!node || node.use_count() <= 1 + own(node.get()));
   });
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../capture/kept_graph.hpp"
-#include "../plan/planned.hpp"
+#include "../plan/captured_step.hpp"
 #include "output_node.hpp"
 
 namespace remat::pytorch {

@@ -20,7 +20,7 @@
 #include <remat/pytorch/device.hpp>
 
 #include "../base/views.hpp"
-#include "../plan/planned.hpp"
+#include "../plan/captured_step.hpp"
 #include "accumulation.hpp"
 #include "leaf_edges.hpp"
 #include "second_plan.hpp"
@@ -309,8 +309,8 @@ class step_node final : public ::torch::autograd::Node {
         if (adds) ++(edges_.is_alone(k) ? added : left);
       }
     if (added + left > 0) r.kind->outputs->learn_alone(left == 0);
-    const bool told =
-        to_parameters && std::all_of(trained.begin(), trained.end(), [](const auto& p) { return is_told(p) || !is_large(p); });
+    const bool hooked = to_parameters && std::all_of(trained.begin(), trained.end(),
+                                                     [](const auto& p) { return has_post_hook(p) || !is_large(p); });
     // If nothing else leads to a parameter, its gradient goes there as soon as it is complete.
     const auto take = [&](std::size_t k, at::Tensor gradient) {
       std::erase_if(unread, [&, v = step.slots[step.parameters[k]].value](const auto& w) {
@@ -320,7 +320,7 @@ class step_node final : public ::torch::autograd::Node {
       });
       if (!reached(step.parameter_sources[k])) return at::Tensor();
       const auto edge = edges_.first()[place[k]];
-      if (!told || r.kind->in_summands || !task_should_compute_output(edge) || !edges_.is_alone(place[k])) return gradient;
+      if (!hooked || r.kind->in_summands || !task_should_compute_output(edge) || !edges_.is_alone(place[k])) return gradient;
       accumulate(*next_edge(edge).function, std::move(gradient));
       edges_.cut(place[k]);
       return at::Tensor();
@@ -340,8 +340,8 @@ class step_node final : public ::torch::autograd::Node {
     for (const auto& w : unread) require_unchanged(w, step);  // hooks must not write other parameters, as in eager mode
     std::size_t held = r.run->gradients_still_held();
     if (r.kind->has_early_gradient) {
-      if (told && held > 0) r.kind->outputs->learn_gradients_leave(false);
-    } else if (told) {  // the same at the end, to see whether hooks free gradients
+      if (hooked && held > 0) r.kind->outputs->learn_gradients_leave(false);
+    } else if (hooked) {  // the same at the end, to see whether hooks free gradients
       bool any = false;
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
         if (!is_large(trained[place[i]]) || !g.parameters[i].defined()) continue;

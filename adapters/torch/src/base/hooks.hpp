@@ -98,8 +98,8 @@ class without_hooks {
       hidden_.emplace_back(meta, std::exchange(meta->hooks_, {}));
       const auto& maker = t.grad_fn();
       if (!maker) continue;
-      auto& [told, kept] = of_nodes_[maker];
-      if (auto& now = as_node::hooks_of(*maker); !now.empty()) told = std::exchange(now, {});
+      auto& [pre_hooks, kept] = of_nodes_[maker];
+      if (auto& now = as_node::hooks_of(*maker); !now.empty()) pre_hooks = std::exchange(now, {});
       if (auto& now = as_node::retained_by(*maker); !now.empty()) kept = std::exchange(now, {});
     }
   }

@@ -51,7 +51,7 @@ inline void set_version(const at::Tensor& t, int64_t version) {
   counter.set_version(version);
 }
 /// True if writes to one of the tensors count as writes to the other, as for a view and its base.
-inline bool share_version(const at::Tensor& a, const at::Tensor& b) {
+inline bool have_one_version_counter(const at::Tensor& a, const at::Tensor& b) {
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // a pointer to the counter
   const auto of = [](const at::Tensor& t) { return &t.unsafeGetTensorImpl()->version_counter(); };
   return !a.is_inference() && !b.is_inference() && std::memcmp(of(a), of(b), sizeof(c10::VariableVersion)) == 0;

@@ -35,7 +35,7 @@ namespace remat::pytorch::detail {
 namespace {
 
 /// Makes what AccumulateGrad makes of a first gradient: a tensor of its own, laid out like the parameter.
-at::Tensor settled(const at::Tensor& grad, const at::Tensor& variable, bool shared) {
+at::Tensor first_gradient(const at::Tensor& grad, const at::Tensor& variable, bool shared) {
   at::NoGradGuard no_grad;
   if (!shared && ::torch::autograd::utils::obeys_layout_contract(grad, variable)) return grad;
   return ::torch::autograd::utils::clone_obey_contract(grad, variable);
@@ -264,7 +264,7 @@ trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::ve
       if (!r.knows(grads[i])) throw cannot_capture("a gradient was not made by a recorded operator");
       came[i] = r.id_of(grads[i]);
       const bool shared = r.outside(grads[i]) || taken.count(grads[i].storage().unsafeGetStorageImpl());
-      grads[i] = settled(grads[i], wanted[i], shared);
+      grads[i] = first_gradient(grads[i], wanted[i], shared);
       taken.insert(grads[i].storage().unsafeGetStorageImpl());
     }
   }

@@ -150,19 +150,19 @@ void claim_key() {
   claim_reader_key();
 }
 
-recording::recording(recorder& r, step_run* forward)
+recorded_dispatch::recorded_dispatch(recorder& r, step_run* forward)
     : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   active = &r;
   active_step = forward;
 }
-recording::~recording() {
+recorded_dispatch::~recorded_dispatch() {
   end_forward();
   active = nullptr;
   c10::AutogradState::get_tls_state().set_multithreading_enabled(several_threads_);
 }
 
-void recording::end_forward() { active_step = nullptr; }
+void recorded_dispatch::end_forward() { active_step = nullptr; }
 
 void set_unbind(void (*f)(const at::Tensor&)) { unbind_idle = f; }
 

@@ -37,15 +37,15 @@ void claim_reader_key();
 ///
 /// A backward of the recording thread runs on this thread alone: the thread of a device may wait for locks that the recording
 /// thread holds.
-class recording {
+class recorded_dispatch {
  public:
   /// @param forward training step that the recorded forward belongs to: operators go to it until `end_forward`; null: none
-  explicit recording(recorder& r, step_run* forward = nullptr);
-  ~recording();
+  explicit recorded_dispatch(recorder& r, step_run* forward = nullptr);
+  ~recorded_dispatch();
   /// The forward has ended: from here on, operators go to the recorder itself.
   static void end_forward();
-  recording(const recording&) = delete;
-  recording& operator=(const recording&) = delete;
+  recorded_dispatch(const recorded_dispatch&) = delete;
+  recorded_dispatch& operator=(const recorded_dispatch&) = delete;
 
  private:
   bool several_threads_;  ///< whether backwards used several threads before

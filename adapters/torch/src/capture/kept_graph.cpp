@@ -159,7 +159,7 @@ trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<
   recorder r(f, hollow.tensors, parameters);
   trace_ends ends;
   {
-    recording on(r);
+    recorded_dispatch on(r);
     at::AutoGradMode grad_mode(true);
     ends = record_backward(r, outputs_, f.results, parameters, inputs_, uses, true);
   }

@@ -249,7 +249,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
     arguments.back() = r.stand_in(inputs[i], inputs[i].strides(), role::input, i);
     arguments.back().requires_grad_(inputs[i].requires_grad());
   }
-  recording on(r, run);
+  recorded_dispatch on(r, run);
   const at::AutoGradMode grad_mode(true);
   std::vector<at::Tensor> returned;
   {
@@ -285,7 +285,7 @@ struct resumed_recording::state {
   recorder r;
   std::vector<at::Tensor> inputs, arguments;
   step_run run;
-  std::optional<recording> on;
+  std::optional<recorded_dispatch> on;
 };
 
 resumed_recording::resumed_recording(std::unique_ptr<state> s) : state_(std::move(s)) {}

@@ -38,7 +38,7 @@ recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const
                                                         : contents::hollow);
     alive_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::Storage().getWeakStorageImpl()));
     raw_.push_back(false);
-    told_.push_back(false);
+    real_values_.push_back(false);
     of_forward_.push_back(true);
   }
   for (std::size_t id = 0; id < end.tensors; ++id) {
@@ -93,7 +93,7 @@ at::Tensor recorder::stand_in(const at::Tensor& like, at::IntArrayRef strides, r
   auto t = hollow_tensor(like.sizes(), strides, like.options());
   const auto s = add(t, keep ? contents::kept : contents::hollow);
   if (keep) {
-    told_[s] = true;
+    real_values_[s] = true;
     lent_memory memory;
     memory.fill(t);
     memory.give();
@@ -214,7 +214,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     return;
   }
   freeze_raw_filled(c, tensors);
-  const bool told = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return this->told(t); });
+  const bool real_values = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_real_values(t); });
   const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
                                     [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
   std::vector<found_as> before;
@@ -222,12 +222,12 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     const auto s = c.operands[i].view.value;
     if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
     if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before)
-      keep_data(tensors[i], s, told);
+      keep_data(tensors[i], s, real_values);
     before.emplace_back(tensors[i]);
     if (c.operands[i].written && !tensors[i].is_inference()) c.operands[i].raised = -version(tensors[i]);
   }
 
-  again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, told, constant);
+  again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, real_values, constant);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto& o = c.operands[i];
     if (before[i].is_another(tensors[i])) {
@@ -247,7 +247,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
       check(name, t);
       if (!index_.count(storage_of(t))) {
-        const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told) && has_memory(t);
+        const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), real_values) && has_memory(t);
         const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
         trace_.storages[s].name = name;
         raw_[s] = makes_uninitialized(op);
@@ -257,25 +257,25 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
           kept_.push_back(s);
           kept_bytes_ += trace_.storages[s].bytes;
         }
-        told_[s] = told && !c.draws && contents_[s] != contents::hollow;
+        real_values_[s] = real_values && !c.draws && contents_[s] != contents::hollow;
         of_forward_[s] = trace_.backward == 0 ||
                          (!c.draws && std::all_of(c.operands.begin(), c.operands.end(),
                                                   [&](const auto& o) { return of_forward_[o.view.value] && !o.written; }));
       }
       c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
     });
-  for (auto* s : touched) settle(s, constant && !c.draws, told && !c.draws);
+  for (auto* s : touched) settle(s, constant && !c.draws, real_values && !c.draws);
   if (log_ != nullptr) limit_kept();
   c.constant = constant && !c.draws && std::all_of(c.results.begin(), c.results.end(), [&](const auto& r) {
                  return contents_[r.view.value] == contents::constant;
                });
   for (const auto& o : c.operands) {
     const auto s = o.view.value;
-    if (o.written && (!told || c.draws || trace_.storages[s].slot != none)) told_[s] = false;
-    if (contents_[s] == contents::hollow) told_[s] = false;
+    if (o.written && (!real_values || c.draws || trace_.storages[s].slot != none)) real_values_[s] = false;
+    if (contents_[s] == contents::hollow) real_values_[s] = false;
     if (o.written && trace_.backward > 0) of_forward_[s] = false;
   }
-  if (told && !c.draws) calculable_.push_back(trace_.calls.size());
+  if (real_values && !c.draws) calculable_.push_back(trace_.calls.size());
   if (ask && log_ == nullptr) asked_.push_back({trace_.calls.size(), values_from(stack, stack.size() - results)});
   if (!masked) return trace_.calls.push_back(std::move(c));
   masked->results = c.results;
@@ -307,7 +307,7 @@ void recorder::limit_kept() {
     const auto there = alive_[s].lock();
     if (!there || contents_[s] != contents::kept) continue;
     contents_[s] = contents::hollow;
-    told_[s] = false;
+    real_values_[s] = false;
     let_go(there.get());
   }
 }

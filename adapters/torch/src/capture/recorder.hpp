@@ -150,7 +150,7 @@ class recorder {
   void began_with(const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
     for (auto& o : outside_)
       for (const auto& [t, start] : versions)
-        if (o.tensor.is_same(t) || (o.tensor.defined() && share_version(o.tensor, t))) o.start = start;
+        if (o.tensor.is_same(t) || (o.tensor.defined() && have_one_version_counter(o.tensor, t))) o.start = start;
   }
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
   bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
@@ -287,11 +287,11 @@ class recorder {
   bool asks_for_zeros(const traced_call& c) const;
 
   /// True if the tensor has the values of the real step, in memory. Data that calls have made ahead may be gone.
-  bool told(const at::Tensor& t) const { return told_[index_.at(storage_of(t))] && has_data(t); }
+  bool has_real_values(const at::Tensor& t) const { return real_values_[index_.at(storage_of(t))] && has_data(t); }
 
   /// True if values of a result may be needed during the capture.
-  bool kept(at::ScalarType type, std::size_t bytes, bool told) const {
-    return (told || at::isIntegralType(type, true)) && bytes <= value_limit();
+  bool kept(at::ScalarType type, std::size_t bytes, bool real_values) const {
+    return (real_values || at::isIntegralType(type, true)) && bytes <= value_limit();
   }
   /// Values of more bytes are freed. A step that is only recorded keeps more, because no other values can answer its questions.
   std::size_t value_limit() const { return log_ == nullptr ? 16 * constant_limit : constant_limit; }
@@ -299,16 +299,16 @@ class recorder {
   /// Replaces the arguments of a call on the stack by its results. The call does not run if only the geometry of its results
   /// matters, and the geometry is known.
   /// @param first position of the arguments on the stack
-  void execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors, bool told,
-               bool constant);
+  void execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
+               bool real_values, bool constant);
 
   /// Replaces the arguments of a call by its known results.
   void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again);
 
   /// Saves a small constant before a kernel writes it: the step may still continue eagerly. Other data are made again then.
-  /// @param told the kernel writes the values of the step
-  void keep_data(const at::Tensor& t, index_t s, bool told) const {
-    if (log_->set_aside(t, told)) return;
+  /// @param real_values the kernel writes the values of the step
+  void keep_data(const at::Tensor& t, index_t s, bool real_values) const {
+    if (log_->set_aside(t, real_values)) return;
     if (contents_[s] == contents::constant && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
   }
 
@@ -328,7 +328,7 @@ class recorder {
   /// answered by calls that run ahead of the plan.
   void limit_kept();
   /// Updates the contents of a storage after a call: constants stay constants only if they are small and written from constants.
-  void settle(c10::StorageImpl* s, bool constant, bool told);
+  void settle(c10::StorageImpl* s, bool constant, bool real_values);
   void let_go(c10::StorageImpl* s) const {
     if (log_ != nullptr && log_->is_pinned(s)) return;
     const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // the data cannot be made again
@@ -340,11 +340,11 @@ class recorder {
   std::unordered_map<c10::StorageImpl*, index_t> index_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being reused, not the memory
   std::vector<contents> contents_;
-  std::deque<index_t> kept_;      ///< storages of kept results, the oldest first
-  bytes_t kept_bytes_ = 0;        ///< their sizes, in bytes
-  std::vector<bool> told_;        ///< per storage: has the values of the real step, as inputs, buffers and their functions do
-  std::vector<bool> of_forward_;  ///< per storage: there with these values when the forward ends, or derived from such storages
-  std::vector<std::size_t> calculable_;  ///< calls whose operands are all `told_`
+  std::deque<index_t> kept_;       ///< storages of kept results, the oldest first
+  bytes_t kept_bytes_ = 0;         ///< their sizes, in bytes
+  std::vector<bool> real_values_;  ///< per storage: has the values of the real step, as inputs, buffers and their functions do
+  std::vector<bool> of_forward_;   ///< per storage: there with these values when the forward ends, or derived from such storages
+  std::vector<std::size_t> calculable_;  ///< calls whose operands all have real values
   std::vector<question> asked_;
   std::vector<bool> raw_;                                                     ///< per storage: made by `empty`, and not used yet
   std::unordered_map<c10::TensorImpl*, at::Tensor> whole_;                    ///< tensors from outside

@@ -95,7 +95,7 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (c.operands[i].at != argument || !is_mask(tensors[i])) continue;
     masks.push_back(tensors[i]);
-    c.told = c.told && told(tensors[i]);
+    c.told = c.told && has_real_values(tensors[i]);
   }
   if (masks.empty()) return std::nullopt;
   const auto first = stack.size() - c.arguments.size();
@@ -221,9 +221,9 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
   }
   const bool forward = trace_.backward == 0;
   const bool asks_again = log_ == nullptr || forward;  // planned backwards of a training step repeat no questions
-  const bool told = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return this->told(t); });
-  c.ahead = ask && log_ != nullptr && forward && (!numbers || !told);
-  if (ask && !c.ahead && (!numbers || !told || !asks_again))
+  const bool real_values = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_real_values(t); });
+  c.ahead = ask && log_ != nullptr && forward && (!numbers || !real_values);
+  if (ask && !c.ahead && (!numbers || !real_values || !asks_again))
     refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
   return ask && !c.ahead;
 }
@@ -238,10 +238,10 @@ bool recorder::asks_for_zeros(const traced_call& c) const {
 }
 
 void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
-                       bool told, bool constant) {
+                       bool real_values, bool constant) {
   if (only_checks(c) && !constant) return stack.resize(first);  // a check of made-up numbers is void
   if (c.assumed) return run_on_zeros(c.op, stack);
-  const bool no_values = !told && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+  const bool no_values = !real_values && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
     return o.written && !statistics && contents_[o.view.value] != contents::hollow;
   });
@@ -259,7 +259,7 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     c.draws = draws_->note(call, before, made_up ? draws_->pass(before, key ? *key : std::to_string(call)) : draws_->state());
   };
   const auto looked_at = [&](const known_results& r) {
-    return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, told); });
+    return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, real_values); });
   };
   auto known = key ? find_known(*key) : nullptr;
   if (key && !known)

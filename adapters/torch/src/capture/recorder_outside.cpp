@@ -54,7 +54,7 @@ index_t recorder::add(const at::Tensor& t, contents known) {
   trace_.storages.push_back(std::move(origin));
   contents_.push_back(known);
   raw_.push_back(false);
-  told_.push_back(false);
+  real_values_.push_back(false);
   of_forward_.push_back(trace_.backward == 0);
   return s;
 }
@@ -78,7 +78,7 @@ void recorder::add_outside(const at::Tensor& t, role from, std::size_t position,
   const auto k = add_slot(t, s, from, position, name);
   if (const auto id = id_of(t); trace_.tensors[id] == none) trace_.tensors[id] = k;
   watch(t, k);
-  if (known == index_.end()) told_.back() = from != role::parameter && memory;
+  if (known == index_.end()) real_values_.back() = from != role::parameter && memory;
   if (!memory) hide(storage_of(t));
 }
 
@@ -139,11 +139,11 @@ void recorder::check(const std::string& op, const at::Tensor& t) const {
     refuse(op, "meets a tensor on " + t.device().str() + ", the step runs on " + device_.str());
 }
 
-void recorder::settle(c10::StorageImpl* s, bool constant, bool told) {
+void recorder::settle(c10::StorageImpl* s, bool constant, bool real_values) {
   auto& known = contents_[index_.at(s)];
   if (known == contents::outside || known == contents::hollow) return;
   if (known == contents::constant && constant && s->nbytes() <= constant_limit) return;
-  if ((known == contents::kept || told) && s->nbytes() <= value_limit()) {
+  if ((known == contents::kept || real_values) && s->nbytes() <= value_limit()) {
     known = contents::kept;
     return hide(s);
   }

@@ -24,7 +24,7 @@ std::function<void(bytes_t)> observer;
 
 /// The recording and the plan that are active on a thread.
 struct activity {
-  recording* record;
+  allocation_recording* record;
   planned_allocations* plan;
   bool uncounted;
   bool observing;
@@ -165,7 +165,7 @@ detail::uncounted::~uncounted() { of_thread.uncounted = before_; }
 void detail::add_arena(const char* data, bytes_t bytes) { host_allocator::instance().add_arena(data, bytes); }
 void detail::remove_arena(const char* data) { host_allocator::instance().remove_arena(data); }
 bool detail::in_arena(const void* data) { return host_allocator::instance().in_arena(data); }
-pytorch::recording* detail::recording_on(c10::Device on) {
+pytorch::allocation_recording* detail::recording_on(c10::Device on) {
   return of_thread.record != nullptr && of_thread.record->on() == on ? of_thread.record : nullptr;
 }
 planned_allocations* detail::plan_on(c10::Device on) {
@@ -217,15 +217,15 @@ void meter::observe(std::function<void(bytes_t)> f) {
   observed = static_cast<bool>(observer);
 }
 
-void recording::start() { of_thread.record = this; }
-void recording::stop() {
+void allocation_recording::start() { of_thread.record = this; }
+void allocation_recording::stop() {
   if (of_thread.record == this) of_thread.record = nullptr;
 }
-void recording::born(const void* data, bytes_t bytes) {
+void allocation_recording::born(const void* data, bytes_t bytes) {
   alive_[data] = blocks_.size();
   blocks_.push_back({bytes, events_++, -1, data});
 }
-void recording::died(const void* data) {
+void allocation_recording::died(const void* data) {
   const auto found = alive_.find(data);
   if (found == alive_.end()) return;
   blocks_[found->second].freed = events_++;

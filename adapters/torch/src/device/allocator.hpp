@@ -9,7 +9,7 @@
 namespace remat::pytorch::detail {
 
 /// The recording or plan that is active on this thread for allocations on a device; null: none.
-pytorch::recording* recording_on(c10::Device on);
+pytorch::allocation_recording* recording_on(c10::Device on);
 pytorch::planned_allocations* plan_on(c10::Device on);
 /// Tells the active plan and recording of this thread that a block of an accelerator was freed.
 void died_on(c10::DeviceType kind, const void* data);

@@ -25,20 +25,20 @@ class limited_tier : public tier {
     if (bytes < 0) throw bad_option("bytes to reserve in " + name_ + " must be >= 0, got " + std::to_string(bytes));
     if (bytes > left()) let_go();
     {
-      std::lock_guard lock(use_->mutex);
-      if (bytes > limit_ - use_->bytes) throw out_of_memory(name_, bytes, limit_ - use_->bytes);
-      use_->bytes += bytes;
+      std::lock_guard lock(used_->mutex);
+      if (bytes > limit_ - used_->bytes) throw out_of_memory(name_, bytes, limit_ - used_->bytes);
+      used_->bytes += bytes;
     }
     try {
-      return {make(bytes).release(), [use = use_, bytes](const region* held) {
+      return {make(bytes).release(), [used = used_, bytes](const region* held) {
                 delete held;
-                use->give_back(bytes);
+                used->give_back(bytes);
               }};
     } catch (const out_of_memory& e) {
-      use_->give_back(bytes);
+      used_->give_back(bytes);
       throw out_of_memory(name_, bytes, e.available, e.why);
     } catch (...) {
-      use_->give_back(bytes);
+      used_->give_back(bytes);
       throw;
     }
   }
@@ -51,11 +51,11 @@ class limited_tier : public tier {
   /// Low memory: waits for pending copies, which are the only remaining owners of some regions.
   virtual void let_go() {}
   bytes_t left() const {
-    std::lock_guard lock(use_->mutex);
-    return limit_ - use_->bytes;
+    std::lock_guard lock(used_->mutex);
+    return limit_ - used_->bytes;
   }
 
-  struct usage {
+  struct used_bytes {
     void give_back(bytes_t some) {
       std::lock_guard lock(mutex);
       bytes -= some;
@@ -65,7 +65,7 @@ class limited_tier : public tier {
   };
   std::string name_;
   bytes_t limit_;
-  std::shared_ptr<usage> use_ = std::make_shared<usage>();
+  std::shared_ptr<used_bytes> used_ = std::make_shared<used_bytes>();
 };
 
 /// @throws broken_contract if the blocks differ in size or reach beyond their regions

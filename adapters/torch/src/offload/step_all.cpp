@@ -10,7 +10,7 @@
 namespace remat::pytorch {
 namespace {
 
-at::Tensor without_memory(const at::Tensor& t) {
+at::Tensor on_meta(const at::Tensor& t) {
   return at::empty_strided(t.sizes(), t.strides(), at::TensorOptions(t.scalar_type()).device(at::kMeta));
 }
 
@@ -177,7 +177,7 @@ std::vector<at::Tensor> states_on_disk::stepper::probe_states(const todo& t) con
   whose_.of.erase(state);
   for (auto& made : like) {
     note_freed(static_cast<bytes_t>(made.defined() ? made.nbytes() : 0));
-    made = movable(made) ? without_memory(made) : at::Tensor();
+    made = movable(made) ? on_meta(made) : at::Tensor();
   }
   return like;
 }

@@ -59,7 +59,7 @@ void states_on_disk::stepper::attach() {
         auto& steps = arrival::of(p).steps;
         if (steps.lock().get() == this) continue;
         steps = weak_from_this();
-        told_.push_back(p);
+        attached_.push_back(p);
       }
 }
 

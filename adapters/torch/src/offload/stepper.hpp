@@ -34,7 +34,7 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
  public:
   stepper(std::shared_ptr<disk> to, optimizer whose) : disk_(std::move(to)), whose_(std::move(whose)) {}
   ~stepper() override {
-    for (const auto& p : told_) arrival::tidy(p);
+    for (const auto& p : attached_) arrival::tidy(p);
   }
 
   // --- all parameters after each other -----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
   std::map<const void*, at::Tensor> next_;                                    ///< per parameter: its successor in the last step
   at::Tensor last_;
   std::unique_ptr<disk_traffic> traffic_;
-  std::vector<at::Tensor> told_;
+  std::vector<at::Tensor> attached_;
 };
 
 }  // namespace remat::pytorch

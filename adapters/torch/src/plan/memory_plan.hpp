@@ -64,7 +64,7 @@ struct gift {
   bool copy = false;  ///< other values share its bytes, so the caller gets a copy
 };
 
-struct planned_step {
+struct node_run {
   index_t node = none;
   bool again = false;
   std::vector<move_step> moves;  ///< begin before the copies and calls
@@ -77,7 +77,7 @@ struct planned_step {
 
 struct execution_plan::data {
   std::shared_ptr<const program> step;
-  std::vector<planned_step> steps;
+  std::vector<node_run> steps;
   std::vector<allocation_script> scripts;  ///< per step
   std::size_t loss = 0;                    ///< first step of the backward
   std::vector<planned_move> moves;

@@ -230,7 +230,7 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   }
   for (auto v : node.outputs)
     if (now_[v] != none) wait_for(v, i);
-  planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
+  node_run s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
   std::map<index_t, location> here;  // outputs, and versions that share their buffers
 
   for (const auto& [old, fresh] : node.overwrites) {

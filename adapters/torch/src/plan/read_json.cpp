@@ -257,11 +257,11 @@ program read_program(std::istream& in, const document_limits& l) {
   return reader(remat::detail::parse(read_text(in, l.bytes), l)).run();
 }
 
-plan_document read_plan(std::istream& in, const document_limits& l) {
+planned_program read_planned_program(std::istream& in, const document_limits& l) {
   const auto root = remat::detail::parse(read_text(in, l.bytes), l);
   const members d(root, "");
   d.require_format("remat-plan");
-  plan_document plan;
+  planned_program plan;
   plan.step = std::make_shared<const program>(reader(d.at("program")).run());
   const auto& costs = d.array("costs");
   if (costs.size() != plan.step->nodes.size()) d.fail("costs", "not one per node");

@@ -9,7 +9,7 @@
 
 #include <remat/pytorch/session.hpp>
 
-#include "planned.hpp"
+#include "captured_step.hpp"
 
 namespace remat::pytorch {
 

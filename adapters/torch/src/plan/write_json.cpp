@@ -166,7 +166,7 @@ void write_program(std::ostream& out, const program& step, const program_parts& 
   out << remat::detail::dump(writer(step, parts).run());
 }
 
-void write_plan(std::ostream& out, const plan_document& plan) {
+void write_planned_program(std::ostream& out, const planned_program& plan) {
   json d = {{"format", "remat-plan"}, {"version", 1}, {"program", writer(*plan.step, {}).run()}, {"costs", json::array()}};
   for (const auto& n : plan.profiles.nodes) d["costs"].push_back(json(to_json(*n)));
   std::stringstream schedule;

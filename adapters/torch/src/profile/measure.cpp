@@ -49,7 +49,7 @@ node_profile measure(const program& step, const node& n, double seconds) {
   node_profile p;
   if (n.calls.empty()) return p;
   node_bench b(step, n);
-  recording* const no_scope = nullptr;
+  allocation_recording* const no_scope = nullptr;
   b.warm_up([&] { b.run(false, no_scope); });
   const auto record = [&](bool again) {
     const auto earlier = b.script(again, p.workspace);

@@ -159,12 +159,12 @@ class node_bench {
   /// @param again     the run is a recomputation
   /// @param workspace raised to the peak of the memory that kernels take besides the results, bytes, if that is higher
   allocation_script script(bool again, bytes_t& workspace) {
-    recording record(on_.which());
-    const bool told = on_.can_place();
-    if (!told) on_.reset_peak();
+    allocation_recording record(on_.which());
+    const bool reports = on_.can_place();
+    if (!reports) on_.reset_peak();
     run(again, &record);
     allocation_script s;
-    if (!told) {  // the allocator does not report allocations, so its peak has to do
+    if (!reports) {  // the allocator does not report allocations, so its peak has to do
       const auto use = on_.use();
       workspace = std::max(workspace, use.peak - use.live);
       return s;

@@ -182,7 +182,7 @@ struct executor::state {
   static void move_to_own_memory(const c10::Storage& s);
 
   /// Lets outputs of one storage share a version counter, unless the storage is from outside.
-  static void share_version(const std::vector<at::Tensor>& outputs);
+  static void adopt_version_counter(const std::vector<at::Tensor>& outputs);
 
   /// Increments the versions of outside tensors that the step has written.
   void count_writes(int64_t written_tensor::*half);
@@ -200,7 +200,7 @@ struct executor::state {
   std::size_t end_of_piece(std::size_t i, std::size_t last) const;
   /// True if the host must act before this step.
   /// @param drawn the last step of the piece that drew random numbers, or null
-  bool starts_piece(const planned_step& planned, const planned_step* drawn) const;
+  bool starts_piece(const node_run& planned, const node_run* drawn) const;
   /// True if node `second` draws from the state in which node `first` ended.
   bool follows_draw(index_t first, index_t second) const;
   /// Issues steps [i, end), with the generator in the state in which step `i` starts to draw. After a recomputation it restores

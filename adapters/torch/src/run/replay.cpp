@@ -74,7 +74,7 @@ void executor::state::run(std::size_t first, std::size_t last, const std::vector
 }
 
 std::size_t executor::state::end_of_piece(std::size_t i, std::size_t last) const {
-  const planned_step* drawn = nullptr;
+  const node_run* drawn = nullptr;
   for (auto k = i; k < last; ++k) {
     const auto& planned = data.steps[k];
     if (k > i && starts_piece(planned, drawn)) return k;
@@ -84,7 +84,7 @@ std::size_t executor::state::end_of_piece(std::size_t i, std::size_t last) const
   return last;
 }
 
-bool executor::state::starts_piece(const planned_step& planned, const planned_step* drawn) const {
+bool executor::state::starts_piece(const node_run& planned, const node_run* drawn) const {
   if (!captured_moves && !planned.moves.empty()) return true;
   const auto& node = step.nodes[planned.node];
   if (!node.random) return false;

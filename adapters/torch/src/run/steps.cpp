@@ -37,7 +37,7 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
     for (std::size_t i = 0; i < step.outputs.size(); ++i) {
       outputs.push_back(kept(data.outputs[i], step.outputs[i]));
       if (data.outputs[i].buffer != none) set_version(outputs[i], step.output_versions[i]);
-      share_version(outputs);
+      adopt_version_counter(outputs);
     }
     assumption_held = true;
     for (std::size_t i = 0; i < step.assumed_zero.size(); ++i)
@@ -181,7 +181,7 @@ void executor::state::move_to_own_memory(const c10::Storage& s) {
   s.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
 }
 
-void executor::state::share_version(const std::vector<at::Tensor>& outputs) {
+void executor::state::adopt_version_counter(const std::vector<at::Tensor>& outputs) {
   const auto& last = outputs.back();
   for (std::size_t i = 0; i + 1 < outputs.size(); ++i)
     if (outputs[i].is_alias_of(last))

@@ -16,7 +16,7 @@
 #include <remat/pytorch/model.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "../plan/planned.hpp"
+#include "../plan/captured_step.hpp"
 
 namespace remat::pytorch {
 

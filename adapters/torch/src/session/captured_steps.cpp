@@ -18,7 +18,7 @@
 namespace remat::pytorch {
 namespace {
 
-std::string text(const usage& outputs, const std::vector<output_use>& uses) {
+std::string text(const output_usage& outputs, const std::vector<output_use>& uses) {
   key k;
   k << outputs.number;
   for (const auto& u : uses) k << u.used << at::IntArrayRef(u.strides) << u.autocast.value_or(at::ScalarType::Undefined);
@@ -71,7 +71,7 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
   }
 }
 
-std::shared_ptr<captured_step> session::state::known(const usage& outputs, const std::vector<output_use>& uses,
+std::shared_ptr<captured_step> session::state::known(const output_usage& outputs, const std::vector<output_use>& uses,
                                                      const std::vector<at::Tensor>& inputs) const {
   const auto found = captured_steps.find(path_of(text(outputs, uses), inputs));
   return found == captured_steps.end() || found->second->broken || found->second->bound->slots.out_of_date() ? nullptr
@@ -79,14 +79,14 @@ std::shared_ptr<captured_step> session::state::known(const usage& outputs, const
 }
 
 bool session::state::can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
+                                   const std::shared_ptr<output_usage>& outputs, const std::vector<output_use>& uses) {
   if (known(*outputs, uses, inputs)) return true;
   look();
   return usage_of(key_of(call, inputs)) == outputs;
 }
 
 std::shared_ptr<captured_step> session::state::step_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                        const std::shared_ptr<usage>& outputs,
+                                                        const std::shared_ptr<output_usage>& outputs,
                                                         const std::vector<output_use>& uses) {
   if (outputs->without_gradient) throw no_gradient();
   if (const auto s = known(*outputs, uses, inputs)) {
@@ -139,7 +139,7 @@ void session::state::keep(const std::string& name, const std::shared_ptr<capture
 }
 
 std::shared_ptr<captured_step> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                        const std::shared_ptr<usage>& outputs,
+                                                        const std::shared_ptr<output_usage>& outputs,
                                                         const std::vector<output_use>& uses, std::size_t graphs) {
   return variant_of(step_for(call, inputs, outputs, uses), graphs);
 }

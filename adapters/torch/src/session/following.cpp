@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t most_paths = 8;
 
 /// True if a refused step is tried again now. The intervals grow exponentially.
-bool try_again(const usage& outputs) { return std::has_single_bit(outputs.plain + 1); }
+bool try_again(const output_usage& outputs) { return std::has_single_bit(outputs.plain + 1); }
 
 }  // namespace
 
@@ -32,7 +32,7 @@ bool session::state::same_forward(const captured_step& a, const captured_step& b
          detail::common_calls(x, y) == x.backward && detail::same_outside(x, y);
 }
 
-std::vector<std::shared_ptr<captured_step>> session::state::followable(const usage& outputs,
+std::vector<std::shared_ptr<captured_step>> session::state::followable(const output_usage& outputs,
                                                                        const std::vector<output_use>& uses) const {
   std::vector<std::shared_ptr<captured_step>> list;
   for (const auto& [name, s] : captured_steps)
@@ -161,7 +161,7 @@ void session::state::note_strays(const runner& r) {
 }
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
-                               const std::shared_ptr<usage>& outputs, std::size_t ahead) {
+                               const std::shared_ptr<output_usage>& outputs, std::size_t ahead) {
   const auto kind = [&](const auto& u) {
     return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get(), s->bound->of), 0, b.graph.get());
   };
@@ -182,7 +182,7 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
 
 session::state::begun_step session::state::record_step(
     const invocation& call, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> origins,
-    const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+    const std::shared_ptr<output_usage>& outputs, const std::vector<output_use>& uses,
     const std::function<std::shared_ptr<captured_step>(detail::step_run&)>& make, bool trial) {
   begun_step b;
   b.inputs = std::move(origins);

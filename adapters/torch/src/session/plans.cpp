@@ -16,7 +16,7 @@ namespace {
 
 /// A copy of a plan that is not refined again.
 /// @param bound on the time, proven by a search beside the steps, s
-std::shared_ptr<const plan> settled(const plan& p, double bound) {
+std::shared_ptr<const plan> final_plan(const plan& p, double bound) {
   auto same = std::make_shared<plan>(p);
   same->found.bound = std::min(std::max(bound, p.found.bound), p.found.seconds);
   same->taken_from.clear();
@@ -100,7 +100,7 @@ void session::state::announce(const plan& p, bytes_t available) const {
   log(text.str());
 }
 
-std::shared_ptr<captured_step> session::state::likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
+std::shared_ptr<captured_step> session::state::likely(const kind_of_uses& kind, const std::shared_ptr<output_usage>& outputs,
                                                       const std::vector<output_use>& uses, bool tight) {
   auto s = kind(uses);
   if (!uses.empty() || !outputs->unseen()) return s;
@@ -116,7 +116,8 @@ std::shared_ptr<captured_step> session::state::likely(const kind_of_uses& kind, 
 }
 
 std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
-                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
+                                                 const std::shared_ptr<output_usage>& outputs,
+                                                 const std::vector<output_use>& uses) {
   const auto s = likely(kind, outputs, uses);
   try {
     return acquire(s, inputs);
@@ -169,7 +170,7 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
       log(std::string("no better plan beside the steps: ") + e.what());
     }
     std::lock_guard lock(mutex);
-    if (!found || found->found.seconds >= old->found.seconds) found = settled(*old, found ? found->found.bound : 0);
+    if (!found || found->found.seconds >= old->found.seconds) found = final_plan(*old, found ? found->found.bound : 0);
     announce(*found, available);
     s->plans[available] = found;
     old->superseded = true;

@@ -62,11 +62,11 @@ session::~session() { state_->worker.end(); }  // steps that are alive keep the 
 
 std::vector<at::Tensor> session::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
                                          std::shared_ptr<void>* note) {
-  return state_->told_of_loss(inputs, [&] { return state_->forward(call, inputs, note); });
+  return state_->or_device_lost(inputs, [&] { return state_->forward(call, inputs, note); });
 }
 
 void session::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {
-  state_->told_of_loss(inputs, [&] { state_->prepare(call, inputs); });
+  state_->or_device_lost(inputs, [&] { state_->prepare(call, inputs); });
 }
 
 void session::state::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {

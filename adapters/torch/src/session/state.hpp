@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The state of a session: kinds of steps (captured_steps.cpp), their costs (measured.cpp), their plans and executors
-/// (plans.cpp). planned_step.cpp runs steps by their plans. Private to the adapter.
+/// (plans.cpp). run_step.cpp runs steps by their plans. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@
 #include "../capture/weights_elsewhere.hpp"
 #include "../device/accelerator.hpp"
 #include "../device/home.hpp"
-#include "../plan/planned.hpp"
+#include "../plan/captured_step.hpp"
 #include "../plan/search.hpp"
 #include "accounts.hpp"
 #include "background.hpp"
@@ -81,9 +81,9 @@ struct session::state : std::enable_shared_from_this<state> {
   }
 
   /// Known uses of the outputs of calls with this key.
-  std::shared_ptr<usage> usage_of(std::uint64_t k) {
+  std::shared_ptr<output_usage> usage_of(std::uint64_t k) {
     auto& known = used[k];
-    if (!known) known = std::make_shared<usage>(usages_++, options.gradients_leave);
+    if (!known) known = std::make_shared<output_usage>(usages_++, options.gradients_leave);
     return known;
   }
 
@@ -92,11 +92,11 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The kind of step for such inputs, if it has been captured and still holds; otherwise null.
   /// @param outputs known uses of the outputs
   /// @param uses    use of the outputs in this step; other threads may learn of others meanwhile
-  std::shared_ptr<captured_step> known(const usage& outputs, const std::vector<output_use>& uses,
+  std::shared_ptr<captured_step> known(const output_usage& outputs, const std::vector<output_use>& uses,
                                        const std::vector<at::Tensor>& inputs) const;
   /// As `known`, but captures the kind if it is new. Its steps write gradients and do not add to existing ones.
   std::shared_ptr<captured_step> step_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                          const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
+                                          const std::shared_ptr<output_usage>& outputs, const std::vector<output_use>& uses);
   /// The variant of a known step for the existing gradients.
   /// @param graphs of this step that lead to the parameters already: one in its backward
   /// @param own    graph of the step, which leads to parameters, too; null: none
@@ -104,11 +104,11 @@ struct session::state : std::enable_shared_from_this<state> {
                                             const detail::kept_graph* own = nullptr);
   /// The kind of step for such inputs and the existing gradients.
   std::shared_ptr<captured_step> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                          const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                          const std::shared_ptr<output_usage>& outputs, const std::vector<output_use>& uses,
                                           std::size_t graphs);
   /// True if a forward can run once more for another use of the outputs. False if this use needs a capture and the model has
   /// changed.
-  bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
+  bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<output_usage>& outputs,
                      const std::vector<output_use>& uses);
   /// A variant of the step with another treatment of gradients.
   /// @param what describes the variant to users
@@ -197,13 +197,13 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The step for the expected use of the outputs. If no loss is known, and the last outputs are single numbers: the step for a
   /// loss that uses these, since such a model probably returns its loss.
   /// @param tight assumes the last outputs in any case: the budget has no room for gradients of all outputs
-  std::shared_ptr<captured_step> likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
+  std::shared_ptr<captured_step> likely(const kind_of_uses& kind, const std::shared_ptr<output_usage>& outputs,
                                         const std::vector<output_use>& uses, bool tight = false);
   /// An executor for the expected use of the outputs, or for any use if the expected one does not fit.
   /// @param kind returns the step for a use
   /// @throws over_budget if no plan fits
   std::shared_ptr<runner> expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
+                                   const std::shared_ptr<output_usage>& outputs, const std::vector<output_use>& uses);
   /// Searches for a better plan than an unfinished one, beside the steps.
   void refine(const runner& r, bytes_t held_bytes);
   /// Frees all idle memory.
@@ -249,7 +249,7 @@ struct session::state : std::enable_shared_from_this<state> {
   void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
   /// Calls `f`. An exception becomes `device_lost` if the device has failed for good.
   template <class F>
-  auto told_of_loss(const std::vector<at::Tensor>& inputs, const F& f) const {
+  auto or_device_lost(const std::vector<at::Tensor>& inputs, const F& f) const {
     try {
       return f();
     } catch (const std::exception&) {
@@ -264,7 +264,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param make    records the step, and runs its forward unless that has run
   /// @param trial   the step will not continue: an operator that cannot be recorded is an error
   begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> origins,
-                         const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                         const std::shared_ptr<output_usage>& outputs, const std::vector<output_use>& uses,
                          const std::function<std::shared_ptr<captured_step>(detail::step_run&)>& make, bool trial = false);
   /// An executor for a step that is only recorded. Its forward runs once on the inputs. Only tensors that the module's own code
   /// keeps remain.
@@ -272,7 +272,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// Finds an executor for a step whose forward has run without data. Warns if calls ahead of the plan exceed the budget.
   /// @param ahead peak of these calls, bytes
   void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
-                 const std::shared_ptr<usage>& outputs, std::size_t ahead);
+                 const std::shared_ptr<output_usage>& outputs, std::size_t ahead);
   /// Warns once per `before` if calls outside of the plan exceed the budget.
   /// @param bytes  taken by these calls
   /// @param before text of the warning before the number of bytes beyond the budget
@@ -292,7 +292,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// True if both have the same forward with the same outputs.
   static bool same_forward(const captured_step& a, const captured_step& b);
   /// Steps with such outputs whose forward can be followed. Steps for `uses` come first, then those used last.
-  std::vector<std::shared_ptr<captured_step>> followable(const usage& outputs, const std::vector<output_use>& uses) const;
+  std::vector<std::shared_ptr<captured_step>> followable(const output_usage& outputs, const std::vector<output_use>& uses) const;
   /// The same step, with tensors as inputs that were constants or other tensors.
   std::shared_ptr<captured_step> with_late_inputs(const std::shared_ptr<captured_step>& s, std::size_t inputs,
                                                   const std::vector<std::pair<index_t, at::Tensor>>& late);
@@ -316,7 +316,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::string signature;                          ///< of the model, at the last `look`
   bool looked_ = false;
   std::unordered_map<std::string, std::shared_ptr<captured_step>> captured_steps;  ///< by name, see `path_of`
-  std::unordered_map<std::uint64_t, std::shared_ptr<usage>> used;                  ///< by `key_of`
+  std::unordered_map<std::uint64_t, std::shared_ptr<output_usage>> used;           ///< by `key_of`
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< count of forwards to be followed

@@ -7,9 +7,9 @@ namespace {
 
 constexpr int not_supported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 
-int refuse(const char* function, bool& told) {
-  if (!told) std::fprintf(stderr, "emulated CUDA driver: %s is not supported\n", function);
-  told = true;
+int refuse(const char* function, bool& reported) {
+  if (!reported) std::fprintf(stderr, "emulated CUDA driver: %s is not supported\n", function);
+  reported = true;
   return not_supported;
 }
 
@@ -29,10 +29,10 @@ int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   return 0;
 }
 
-#define REFUSED(name)           \
-  int name(...) {               \
-    static bool told = false;   \
-    return refuse(#name, told); \
+#define REFUSED(name)               \
+  int name(...) {                   \
+    static bool reported = false;   \
+    return refuse(#name, reported); \
   }
 
 REFUSED(cuInit)

@@ -96,9 +96,9 @@ extern "C" {
 
 int emulated_refuse(const char* function) {
   static auto* const lock = new std::mutex;
-  static auto* const told = new std::set<std::string>;
+  static auto* const reported = new std::set<std::string>;
   const std::lock_guard guard(*lock);
-  if (told->insert(function).second) std::fprintf(stderr, "emulated CUDA: %s is not supported\n", function);
+  if (reported->insert(function).second) std::fprintf(stderr, "emulated CUDA: %s is not supported\n", function);
   return note(cudaErrorNotSupported);
 }
 

@@ -25,14 +25,14 @@ namespace {
 constexpr int poison = 0xEE;
 
 c10::Device device_of_call(const torch::jit::Stack& arguments, const backend& on) {
-  std::optional<c10::Device> told;
+  std::optional<c10::Device> argument;
   for (const auto& v : arguments) {
     for (const auto& t : tensors_in(v))
       if (t.defined() && t.device().type() == on.type()) return t.device();
-    if (v.isDevice() && v.toDevice().type() == on.type()) told = v.toDevice();
+    if (v.isDevice() && v.toDevice().type() == on.type()) argument = v.toDevice();
   }
   const auto current = c10::impl::VirtualGuardImpl(on.type()).getDevice();
-  return told && told->has_index() ? *told : current;
+  return argument && argument->has_index() ? *argument : current;
 }
 
 /// Under deterministic algorithms even `empty` writes to new memory, in the order of its stream.

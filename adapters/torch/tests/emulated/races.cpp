@@ -44,14 +44,14 @@ class once {
  public:
   once(const history::report& race, const char* kind, const epoch& who) : race_(race), kind_(kind), who_(who) {}
   void operator()(const char* earlier_kind, const epoch& earlier, std::uintptr_t begin, std::uintptr_t end) {
-    if (told_.emplace(earlier.stream, earlier.count).second) race_(describe(kind_, who_, earlier_kind, earlier, begin, end));
+    if (reported_.emplace(earlier.stream, earlier.count).second) race_(describe(kind_, who_, earlier_kind, earlier, begin, end));
   }
 
  private:
   const history::report& race_;
   const char* kind_;
   const epoch& who_;
-  std::set<std::pair<int, std::uint64_t>> told_;
+  std::set<std::pair<int, std::uint64_t>> reported_;
 };
 
 }  // namespace

@@ -46,18 +46,18 @@ void write_program(std::ostream& out, const program& step, const program_parts& 
 program read_program(std::istream& in, const document_limits& l = {});
 
 /// Everything an `execution_plan` is made of: a program, the profiles of its nodes, and a schedule.
-struct plan_document {
+struct planned_program {
   std::shared_ptr<const program> step;
   program_profile profiles;
   result found;
 };
 
-/// Writes a plan as remat-plan.
+/// Writes a planned program as remat-plan.
 /// @throws cannot_write, bad_document as `write_program`
-void write_plan(std::ostream& out, const plan_document& plan);
+void write_planned_program(std::ostream& out, const planned_program& plan);
 
 /// Reads a remat-plan. The schedule is not checked here; the constructor of `execution_plan` does that.
 /// @throws bad_document, bad_program as `read_program`; bad_schedule as `read_schedule`
-plan_document read_plan(std::istream& in, const document_limits& l = {});
+planned_program read_planned_program(std::istream& in, const document_limits& l = {});
 
 }  // namespace remat::pytorch

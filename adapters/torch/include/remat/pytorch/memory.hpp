@@ -82,7 +82,7 @@ class arena final : public region {
   std::size_t reserved_ = 0;
 };
 
-/// An allocation during a `recording`.
+/// An allocation during an `allocation_recording`.
 struct recorded_block {
   bytes_t bytes = 0;
   int born = 0;    ///< position of the birth among all births and deaths
@@ -91,12 +91,12 @@ struct recorded_block {
 };
 
 /// Records the allocations of this thread on a device between `start` and `stop`; other threads are not affected.
-class recording {
+class allocation_recording {
  public:
-  explicit recording(c10::Device on = c10::kCPU) : on_(on) { placing_allocator::install(); }
-  ~recording() { stop(); }
-  recording(const recording&) = delete;
-  recording& operator=(const recording&) = delete;
+  explicit allocation_recording(c10::Device on = c10::kCPU) : on_(on) { placing_allocator::install(); }
+  ~allocation_recording() { stop(); }
+  allocation_recording(const allocation_recording&) = delete;
+  allocation_recording& operator=(const allocation_recording&) = delete;
 
   void start();
   void stop();

@@ -149,11 +149,11 @@ class offloaded : public Plain {
  public:
   /// @param to   the disk; null, with `stepping::overlap` only: states stay in memory
   /// @param when when parameters step
-  /// @param told arguments of the constructor of Plain: parameters or groups, and options
+  /// @param arguments arguments of the constructor of Plain: parameters or groups, and options
   /// @throws bad_option; exceptions of Plain
-  template <class... Told>
-  offloaded(std::shared_ptr<disk> to, stepping when, Told&&... told)
-      : Plain(std::forward<Told>(told)...),
+  template <class... Arguments>
+  offloaded(std::shared_ptr<disk> to, stepping when, Arguments&&... arguments)
+      : Plain(std::forward<Arguments>(arguments)...),
         states_(std::move(to), when,
                 {this->param_groups_, this->state_,
                  [this](std::vector<at::Tensor> params, const ::torch::optim::OptimizerParamGroup& of) {
@@ -162,9 +162,9 @@ class offloaded : public Plain {
                    Plain::step();
                  },
                  [this](::torch::optim::OptimizerParamState& s) { return tensors(s); }}) {}
-  template <class... Told>
-  explicit offloaded(std::shared_ptr<disk> to, Told&&... told)
-      : offloaded(std::move(to), stepping::after, std::forward<Told>(told)...) {}
+  template <class... Arguments>
+  explicit offloaded(std::shared_ptr<disk> to, Arguments&&... arguments)
+      : offloaded(std::move(to), stepping::after, std::forward<Arguments>(arguments)...) {}
   offloaded(const offloaded&) = delete;
   offloaded& operator=(const offloaded&) = delete;
 

@@ -21,7 +21,7 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "usage.hpp"
+#include "output_usage.hpp"
 
 namespace remat::pytorch {
 
@@ -57,7 +57,7 @@ struct bound_tensors {
 
 /// All that is known of one kind of inputs.
 struct captured_step {
-  std::shared_ptr<usage> outputs;
+  std::shared_ptr<output_usage> outputs;
   std::vector<output_use> uses;                ///< per output: the use that the step was captured for
   std::shared_ptr<const bound_tensors> bound;  ///< tensors of the module in the last step
   std::vector<std::size_t> trained;            ///< positions of the trained parameters among all parameters

@@ -23,10 +23,10 @@ inline bool same_autocast(const std::vector<output_use>& expected, const std::ve
 }
 
 /// How the last loss used the outputs of one kind of calls. The next loss is expected to use them in the same way.
-class usage {
+class output_usage {
  public:
   /// @param leave hooks are known to free gradients
-  usage(std::size_t n, bool leave) : number(n), leave_(leave ? 1 : 0) {}
+  output_usage(std::size_t n, bool leave) : number(n), leave_(leave ? 1 : 0) {}
 
   const std::size_t number;       ///< identifies it in its session
   bool without_gradient = false;  ///< no output needs a gradient, so there is nothing to plan
