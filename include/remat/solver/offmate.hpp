@@ -100,8 +100,8 @@ class offmate {
     }
     result r;
     const auto needed = needed_operations(p);
-    scan state{
-        p.plain() ? p.with_copies({}) : copies::recomputation_only(p), budget, 0, m, {p, budget, m.stop()}, options_.starts};
+    const auto plain = p.plain() ? p.with_copies({}) : copies::recomputation_only(p);
+    scan state{plain, budget, 0, m, {p, budget, m.stop()}, options_.starts};
     offer_first(state);
     if (m.stopped() && (std::isfinite(state.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
       return state.best.put_into(r), r;
@@ -136,9 +136,8 @@ class offmate {
   };
   static constexpr auto faster = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
   struct scan {
-    const problem plain;  ///< the problem without copies
-    bytes_t min_budget,
-        max_budget;  ///< range of virtual budgets: from the budget, or the least need of `plain`, to the need of store-all
+    const problem plain;             ///< the problem without copies
+    bytes_t min_budget, max_budget;  ///< virtual budgets: the budget, or the least need of `plain`; the need of store-all
     monitor& m;
     copies::copy_incumbent best;
     std::size_t keep;             ///< most starts
@@ -224,8 +223,7 @@ class offmate {
     const auto planned = min_cut({.bound = false, .repairs = 10'000, .effort = 0}).sweep(q->problem(), budgets, some);
     std::pair fastest{bytes_t{0}, std::numeric_limits<double>::infinity()};
     for (std::size_t i = 0; i < budgets.size() && !state.m.stopped(); ++i) {
-      if (!planned[i].found()) continue;
-      const double seconds = state.offer(planned[i].schedule, q, budgets[i]);
+      const auto seconds = planned[i].found() ? state.offer(planned[i].schedule, q, budgets[i]) : fastest.second;
       if (seconds < fastest.second) fastest = {budgets[i], seconds};
     }
     return fastest;
