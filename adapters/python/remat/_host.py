@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import contextlib
+from typing import Any, Callable, Iterator
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -24,6 +25,20 @@ def place(model: torch.nn.Module, device: torch.device, *, pinned: bool) -> None
             p.grad.data = p.grad.data.cpu()
     for b in model.buffers():
         b.data = b.data.to(device)
+
+
+@contextlib.contextmanager
+def unmoved(model: torch.nn.Module) -> Iterator[None]:
+    """A context after which weights, their gradients and buffers are on their devices from before, if it ends with an exception."""
+    before = [(t, t.device) for t in (*model.parameters(), *model.buffers())]
+    try:
+        yield
+    except BaseException:
+        for t, device in before:
+            for moved in (t, t.grad):
+                if moved is not None and moved.device != device:
+                    moved.data = moved.data.to(device)
+        raise
 
 
 def leave(model: torch.nn.Module) -> None:

@@ -32,7 +32,7 @@ def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1
     """Wraps `original`: calls `tell` first with the first `told` arguments. `tell` runs pending kernels."""
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        tell(*args[:told])
+        tell(*(*args, *kwargs.values())[:told])
         return original(*args, **kwargs)
 
     return method

@@ -308,22 +308,23 @@ class Session:
         """A context in which these options hold, and the session is open. They stay, unless the context ends with an exception."""
         old, before = self._options, (self._options, self._made, self._source, self._open)
         model = self._source.model()
-        try:
-            if self._open and old.steps_on is not None and options.steps_on is None:
-                _host.leave(model)
-            self._options, self._open = options, True
-            self._unplanned.clear()
-            if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
-                self._made = None
-            elif self._made is not None and options.limit() != old.limit():
-                self._made.set_budget(*options.limit())
-            yield
-        except BaseException:
-            self._options, self._made, self._source, self._open = before
-            if self._made is not None:
-                self._made.set_budget(*old.limit())
-            self._place_weights(model)
-            raise
+        with _host.unmoved(model):
+            try:
+                if self._open and old.steps_on is not None and options.steps_on is None:
+                    _host.leave(model)
+                self._options, self._open = options, True
+                self._unplanned.clear()
+                if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
+                    self._made = None
+                elif self._made is not None and options.limit() != old.limit():
+                    self._made.set_budget(*options.limit())
+                yield
+            except BaseException:
+                self._options, self._made, self._source, self._open = before
+                self._place_weights(model)
+                if self._made is not None and options.limit() != old.limit():
+                    self._made.set_budget(*old.limit())
+                raise
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

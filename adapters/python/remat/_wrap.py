@@ -14,7 +14,7 @@ from typing import Any, Iterator, Literal, Mapping, TypeVar
 
 import torch
 
-from . import _live, _patches, _torch
+from . import _host, _live, _patches, _torch
 from ._errors import Error, Refused
 from ._groups import Offload, Planner, flattened
 from ._options import arguments
@@ -87,15 +87,16 @@ def _wrapping(model: torch.nn.Module, options: Options) -> Iterator[None]:
     """A context in which `model` is wrapped; it stays so, unless the context ends with an exception."""
     _live.free_unreferenced_models()
     _patches.install(_let_go, _take_forward)
-    session = model.__dict__[SLOT] = Session(model, options)
-    model.__dict__["forward"] = _forward_of(model, session, model.__dict__.get("forward"))
+    session = Session(model, options)
+    model.__dict__.update(forward=_forward_of(model, session, model.__dict__.get("forward")), **{SLOT: session})
     for name, function in _OWN.items():
         model.__dict__[name] = types.MethodType(function, model)
-    try:
-        yield
-    except BaseException:
-        unwrap(model)
-        raise
+    with _host.unmoved(model):
+        try:
+            yield
+        except BaseException:
+            unwrap(model)
+            raise
 
 
 def _accelerator(device: str | torch.device) -> torch.device:

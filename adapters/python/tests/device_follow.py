@@ -151,7 +151,7 @@ class WithHost(following.Test):
 def main():
     torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's choice of the fast path depends on the place of the weights
     torch.set_default_device(DEVICE)
-    del follow_paths.PARTS["by hand"], follow_memory.OTHERS[follow_memory.of_an_array]  # numpy
+    del follow_paths.PARTS["by hand"], follow_memory.OTHERS[follow_memory.of_an_array], follow_memory.STORAGES["bytes in another order"]  # of the host
     if HOST:  # two threads run a backward, so the order of more than two summands is not fixed
         follow_memory.OTHERS.update(dict.fromkeys(follow_memory.OTHERS, False))  # weights share their memory
         follow_sums.STEPS[follow_sums.Tied].remove(follow_sums.penalty_before)

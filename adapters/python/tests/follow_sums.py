@@ -130,17 +130,6 @@ class Sums(Test):
             with self.subTest(step=step.__name__, **options):
                 self.check(make, step, steps=5, **options)
 
-    def test_kept_losses(self):
-        """Losses that the caller keeps lead to the parameters, but their backward has run. No gradient comes from them."""
-        kept = []
-
-        def step(model, x, k):
-            kept.append(model(x).square().mean())
-            kept[-1].backward()
-
-        model = self.check(Tied, step, steps=4, budget="70% of activations")
-        self.assertEqual(len(remat.of(model).plans), 1)
-
     def test_what_does_not_fit(self):
         """A budget that fits only two of three summands. A warning says that results may differ."""
         class Large(nn.Module):

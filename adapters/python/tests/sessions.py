@@ -80,7 +80,7 @@ class Sessions(unittest.TestCase):
         before = signal.signal(signal.SIGALRM, handler)
         try:
             for take in (lambda: remat.fit(model, args, device=DEVICE), lambda: remat.curve(model, args, device=DEVICE, gap=0),
-                         lambda: remat.largest(lambda n: torch.zeros(n, 32), model, device=DEVICE, budget="1 MiB")):
+                         lambda: remat.largest(lambda n: torch.zeros(n, 32), model, device=DEVICE, budget="8 MiB")):
                 signal.setitimer(signal.ITIMER_REAL, 0.5)
                 with self.assertRaises(KeyboardInterrupt):
                     take()
@@ -154,6 +154,35 @@ class Sessions(unittest.TestCase):
         node = out.grad_fn
         del out
         del node
+
+    def test_models_that_are_never_planned(self):
+        """All calls return what the plain model returns, and raise what it raises."""
+        class Net(nn.Linear):
+            fails = False
+
+            def forward(self, x):
+                y = torch.sparse.mm(self.map, super().forward(x)) if hasattr(self, "map") else super().forward(x).to_sparse().to_dense()
+                if self.fails:
+                    raise LookupError(float(y.detach()[0, 0]))
+                return y
+
+        def answer(model, x):
+            try:
+                return model(x)
+            except LookupError as e:
+                return torch.tensor(e.args[0])
+
+        for of in (None, torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr):
+            plain, model, x = Net(8, 8), Net(8, 8), torch.randn(8, 8)
+            model.load_state_dict(plain.state_dict())
+            for net in (plain, model):
+                if of is not None:
+                    net.register_buffer("map", of(torch.eye(8)))
+            remat.wrap(model, cache=False)
+            for fails in (False, False, True, False):
+                plain.fails = model.fails = fails
+                with self.subTest(of, fails=fails):
+                    self.assertTrue(torch.equal(answer(model, x), answer(plain, x)))
 
     def test_closing_without_the_model(self):
         model = remat.wrap(nn.Linear(8, 8), cache=False)

@@ -39,7 +39,7 @@ namespace remat {
 /// no order fits, `order_in_phases` makes one in phases, or `lower_peak` lowers the peak of store-all. A start that needs up to a
 /// tenth more than the budget is lowered before the cuts. Does not use copies to the host.
 ///
-/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of effort of
+/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
 /// `local_search` that falls with the number of operations.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});

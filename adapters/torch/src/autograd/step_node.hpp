@@ -75,11 +75,7 @@ class step_node final : public ::torch::autograd::Node {
   }
 
   std::string name() const override { return "RematStepBackward"; }
-  void release_variables() override {
-    give_back();
-    const bool lives = c10::raw::intrusive_ptr::use_count(this) > 0;  // a node without references is destroyed now
-    if (lives) edges_.finish(c10::intrusive_ptr<step_node>::reclaim_copy(this));
-  }
+  void release_variables() override { give_back(); }
 
  protected:
   static constexpr const char* as_it_is = "for this step use the module as it is (in Python within remat.of(model).paused())";

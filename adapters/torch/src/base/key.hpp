@@ -36,7 +36,8 @@ class key {
     return *this;
   }
   key& operator<<(const at::Tensor& t) {
-    return *this << t.scalar_type() << t.requires_grad() << t.device() << t.sizes() << t.strides();
+    *this << t.scalar_type() << t.requires_grad() << t.device() << t.layout() << t.sizes();
+    return t.layout() == at::kStrided ? *this << t.strides() : *this;
   }
   const std::string& bytes() const { return bytes_; }
   void clear() { bytes_.clear(); }

@@ -142,6 +142,10 @@ const call_log::saved_storage* call_log::exposed(const at::Tensor& t) const {
   return found == exposed_.end() ? nullptr : &*found;
 }
 
+bool call_log::is_exposed(const c10::StorageImpl* s) const {
+  return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) { return e.storage.unsafeGetStorageImpl() == s; });
+}
+
 bool call_log::overlaps_exposed(const at::Tensor& t) const {
   const auto start_of = [](c10::StorageImpl* s) { return static_cast<const char*>(s->_mutable_data_ptr_no_checks().get()); };
   auto* const s = t.has_storage() ? storage_of(t) : nullptr;

@@ -114,7 +114,7 @@ class call_log {
   ///         writes a weight whose memory is elsewhere
   /// @throws what a kernel throws
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
-  /// Runs the kernel of the next call on copies of its arguments, after all calls so far, and drops its results.
+  /// Runs the kernel of the next call after all calls so far, and drops its results.
   /// @param calls as for `run_ahead`
   /// @param stack ends with the arguments
   /// @return false if the calls cannot run ahead
@@ -136,6 +136,8 @@ class call_log {
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }
   bool is_pinned(const c10::StorageImpl* s) const;
+  /// True if the module has access to this memory.
+  bool is_exposed(const c10::StorageImpl* s) const;
   /// True if only `t` uses its memory: no tensor outside of the log shares it, and no graph holds it.
   bool is_alone(const at::Tensor& t) const;
   /// The forward has ended: calls `show_before`, and frees the data that calls have made ahead.

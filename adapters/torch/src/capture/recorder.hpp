@@ -330,7 +330,7 @@ class recorder {
   /// Updates the contents of a storage after a call: constants stay constants only if they are small and written from constants.
   void settle(c10::StorageImpl* s, bool constant, bool real_values);
   void let_go(c10::StorageImpl* s) const {
-    if (log_ != nullptr && log_->is_pinned(s)) return;
+    if (log_ != nullptr && (log_->is_pinned(s) || log_->is_exposed(s))) return;
     const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // the data cannot be made again
     repeats_ || by_hand || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s);
   }

@@ -240,6 +240,11 @@ bool call_log::try_kernel(const std::vector<traced_call>& calls, const c10::Oper
     if (t.has_storage()) tensors.push_back(t);
   });
   if (!run_ahead(calls, tensors)) return false;
+  const auto is_made = [&](const at::Tensor& t) {
+    const auto known = storages_.find(storage_of(t));
+    return known == storages_.end() || known->second.outside || t.nbytes() == 0 || has_memory(t);
+  };
+  if (!std::all_of(tensors.begin(), tensors.end(), is_made)) return false;
   const auto hidden_again = c10::make_scope_exit([&] {
     for (const auto& t : tensors) {
       const auto known = storages_.find(storage_of(t));

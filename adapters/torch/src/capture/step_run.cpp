@@ -22,6 +22,7 @@ std::atomic<std::vector<bool> (*)(const std::vector<::torch::autograd::Node*>&, 
 
 std::vector<at::Tensor> step_run::forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments) {
   r.of_step(*log_);
+  ran_ = true;
   try {
     returns(r, f(arguments));
   } catch (...) {
@@ -102,7 +103,7 @@ void step_run::diverge(recorder& r, const std::string& why) {
 }
 
 void step_run::stopped(recorder& r) {
-  threw_ = true;
+  thrown_ = std::current_exception();
   try {
     r.rethrow_refusal([]() -> int { throw; });
   } catch (const cannot_capture&) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -36,6 +37,7 @@ class step_run {
   void go_on(std::shared_ptr<call_log> log) {
     log_ = std::move(log);
     log_->generator().restart();
+    ran_ = true;
   }
   /// Runs the module. Its operators go to `call`.
   /// @throws what the module throws, after its calls have run as in eager mode
@@ -45,7 +47,10 @@ class step_run {
   void returns(recorder& r, std::vector<at::Tensor> tensors);
   /// Call this in a handler: the module has thrown.
   void stopped(recorder& r);
-  bool threw() const { return threw_; }
+  /// True if the module's code has run, at least in part.
+  bool ran() const { return ran_; }
+  /// What the module has thrown; null: nothing.
+  const std::exception_ptr& thrown() const { return thrown_; }
   /// Call this before the module reads the memory of a tensor, and perhaps writes it.
   void read(recorder& r, const at::Tensor& t, bool may_write);
   /// Continues the forward eagerly.
@@ -92,7 +97,8 @@ class step_run {
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< versions of tensors from outside, after the forward
   std::string why_;
-  bool strict_, again_, numbers_, threw_ = false;
+  std::exception_ptr thrown_;
+  bool strict_, again_, numbers_, ran_ = false;
 };
 
 }  // namespace remat::pytorch::detail

@@ -166,10 +166,10 @@ void detail::add_arena(const char* data, bytes_t bytes) { host_allocator::instan
 void detail::remove_arena(const char* data) { host_allocator::instance().remove_arena(data); }
 bool detail::in_arena(const void* data) { return host_allocator::instance().in_arena(data); }
 pytorch::allocation_recording* detail::recording_on(c10::Device on) {
-  return of_thread.record != nullptr && of_thread.record->on() == on ? of_thread.record : nullptr;
+  return of_thread.record != nullptr && !of_thread.observing && of_thread.record->on() == on ? of_thread.record : nullptr;
 }
 planned_allocations* detail::plan_on(c10::Device on) {
-  return of_thread.plan != nullptr && of_thread.plan->on() == on ? of_thread.plan : nullptr;
+  return of_thread.plan != nullptr && !of_thread.observing && of_thread.plan->on() == on ? of_thread.plan : nullptr;
 }
 void detail::died_on(c10::DeviceType kind, const void* data) {
   if (of_thread.plan != nullptr && of_thread.plan->on().type() == kind) of_thread.plan->died(data);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -23,10 +24,12 @@ class background {
   /// Ends the job, as far as it asks `ending`, and waits for its end. No job starts after that.
   void end() {
     ending_ = true;
+    const std::lock_guard lock(mutex_);
     let_end();
   }
   /// Starts `job`, unless one is running or the system has no thread left.
   void start(std::function<void()> job) {
+    const std::lock_guard lock(mutex_);
     if (process_ != getpid()) busy_ = false;
     if (ending_ || busy_.exchange(true)) return;
     let_end();
@@ -56,6 +59,7 @@ class background {
       static_cast<void>(new std::thread(std::move(thread_)));
   }
 
+  std::mutex mutex_;  ///< of start and end
   std::thread thread_;
   std::atomic<bool> busy_ = false, ending_ = false;
   pid_t process_ = 0;

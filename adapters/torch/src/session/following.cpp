@@ -195,8 +195,10 @@ session::state::begun_step session::state::record_step(
     if (dynamic_cast<const no_gradient*>(&why) != nullptr) {
       outputs->without_gradient = true;
       if (trial) throw;
-    } else if (strict || run.threw()) {
+    } else if (strict) {
       throw;
+    } else if (run.thrown()) {  // the module's error, not that of an earlier call that cannot be planned
+      std::rethrow_exception(run.thrown());
     } else {
       warn_once(std::string("this call is not planned: ") + why.what());
       outputs->refused = why.what();
@@ -205,7 +207,7 @@ session::state::begun_step session::state::record_step(
       release();  // the calls take memory of their own
       run.finish_eagerly();
     }
-    b.returned = run.log() ? run.returned() : call.forward(inputs);
+    b.returned = run.ran() ? run.returned() : call.forward(inputs);
     return b;
   }
   outputs->refused.clear();
