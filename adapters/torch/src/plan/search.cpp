@@ -209,8 +209,8 @@ std::shared_ptr<plan> laid_out_again(const captured_step& s, bytes_t available, 
 std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
-  const auto largest = s.p.held_bytes() + available + s.counted_twice;  // no schedule with a larger peak fits
-  auto within = largest;
+  const auto whole = s.p.held_bytes() + available;
+  auto within = whole;
   auto proven = bounds_without_search(s.p).seconds;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
   bool restricted = !o.copies;
@@ -228,7 +228,7 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
       within += available / 4;  // the layout may need less than the model predicts
       continue;
     }
-    if (within >= largest && !restricted) proven = std::max(proven, r.bound);
+    if (within >= whole && !restricted) proven = std::max(proven, r.bound);
     auto run = with_layout(s, r.schedule, false, 0);
     const auto least = least_needed(*run);
     const bool close = run->far_bytes() > far || (run->needed_bytes() > available && least <= available);
@@ -320,7 +320,7 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
   if (s.least) return s.least;
   constexpr bytes_t smallest = -1;  // stands for `available` in the key
   const auto key = key_of_plan(s, smallest, o, {});
-  const auto bound = bounds_without_search(s.p).budget - s.counted_twice;
+  const auto bound = s.least_budget;
   if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
     if (const auto made = laid_out_again(s, max_bytes, *earlier)) {
       made->found.budget_bound = std::max(bound, earlier->budget_bound);
@@ -336,7 +336,7 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
       least->found = as_result(p, fetch_once_schedule(p));
       least->found.budget_bound = bounds_without_search(p).budget;
     }
-    least->found.budget_bound -= s.counted_twice;
+    least->found.budget_bound = std::max(bound, least->found.budget_bound - s.counted_twice);
     least->found.solver = smallest_budget_search;
     least->fallback = true;
     least->steps = least->found.schedule;

@@ -146,14 +146,13 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
   return {name, std::move(values), std::move(operations), std::move(targets), copies, backward};
 }
 
-bytes_t overwritten_bytes(const program& step) {
-  bytes_t most = 0;
+std::vector<bytes_t> overwritten_bytes(const program& step) {
+  std::vector<bytes_t> bytes;
   for (const auto& n : step.nodes) {
-    bytes_t here = 0;
-    for (const auto& [old, fresh] : n.overwrites) here += rounded(step.values[fresh].bytes);
-    most = std::max(most, here);
+    bytes.push_back(0);
+    for (const auto& [old, fresh] : n.overwrites) bytes.back() += rounded(step.values[fresh].bytes);
   }
-  return most;
+  return bytes;
 }
 
 std::string explain(const program& step) {

@@ -105,8 +105,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
                           std::to_string(room.steps) + " calls in flight before a backward, as there were the last time. " +
                           "Smallest budget known to do: " + std::to_string(needed) + " bytes (" + format_bytes(needed) + "); " +
                           std::to_string(last_held.held()) + " bytes are held before the first",
-                      most, needed, last_held.held() + bounds_without_search(s->p).budget - s->counted_twice - s->p.held_bytes(),
-                      "");
+                      most, needed, last_held.held() + s->least_budget - s->p.held_bytes(), "");
   }
   if (!what || !room.fits(*what->run, room.left)) {
     what = s->least_in_flight;

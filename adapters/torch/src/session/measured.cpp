@@ -30,6 +30,20 @@ std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::
   return list;
 }
 
+/// A lower bound on every budget, found without search. Overwritten memory counts once.
+/// @param twice per node: bytes that it overwrites
+bytes_t least_budget_of(const problem& p, const program& step, const std::vector<bytes_t>& twice) {
+  auto x = p.parts();
+  for (std::size_t i = 0; i < twice.size(); ++i) {
+    auto& workspace = x.operations[i].workspace;
+    if (workspace >= twice[i])
+      workspace -= twice[i];
+    else
+      for (const auto& [old, fresh] : step.nodes[i].overwrites) x.values[fresh].bytes = 0;
+  }
+  return bounds_without_search(problem(std::move(x))).budget;
+}
+
 }  // namespace
 
 far_memory& session::state::far_for(pytorch::device& on) {
@@ -78,7 +92,9 @@ void session::state::complete(captured_step& s) {
       to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
   const auto [fetched, weights] = fetched_by(s);
   s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
-  s.counted_twice = overwritten_bytes(*s.step);
+  const auto twice = overwritten_bytes(*s.step);
+  s.counted_twice = twice.empty() ? 0 : *std::max_element(twice.begin(), twice.end());
+  s.least_budget = least_budget_of(s.p, *s.step, twice);
   const bool away = std::any_of(s.step->slots.begin(), s.step->slots.end(), [](const auto& k) { return k.on_host; });
   if (away) s.in_place = s.p;  // no weight on the host can be read in place
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.bound->of->parameters));

@@ -192,7 +192,7 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   for (const auto& [available, other] : s.plans) least = std::min(least, other->run->needed_bytes());
   if (p.zones) least = std::max(least, bytes_in_flight(run, r.in_flight));
   r.smallest = r.held() + least;
-  r.smallest_bound = std::min(r.smallest, r.held() + bounds_without_search(s.p).budget - s.counted_twice - s.p.held_bytes());
+  r.smallest_bound = std::min(r.smallest, r.held() + s.least_budget - s.p.held_bytes());
   return r;
 }
 

@@ -234,10 +234,11 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
                    const std::string& name = "step", const std::optional<copy_rates>& copies = std::nullopt,
                    const std::vector<bool>& fetched = {});
 
-/// The most bytes of storages that one node overwrites. The problem has two values for such a storage, and the layout one. So the
-/// layout of a schedule may take that much less than its peak.
-/// Complexity: O(V + overwrites).
-bytes_t overwritten_bytes(const program& step);
+/// Bytes of storages that each node overwrites. The problem has two values for such a storage, and the layout one. So the layout
+/// of a schedule may take that much less than the problem says while this node runs.
+/// @return E numbers
+/// Complexity: O(E + overwrites).
+std::vector<bytes_t> overwritten_bytes(const program& step);
 
 /// A listing of the program for people: one line per node, with values, sizes and marks.
 ///
