@@ -45,7 +45,7 @@ def on_meta(tensors):
 
 def trained_peak(model, args, budget):
     """Memory figures after three wrapped steps, in bytes, held memory included."""
-    model = remat.wrap(copy.deepcopy(model), budget=budget, cache=False, planner=remat.Planner(time_limit=2))
+    model = remat.wrap(copy.deepcopy(model), budget=budget, cache=False, planner=remat.Planner(time_limit=10, first_limit=2))
     for step in range(3):
         if step == 1:
             remat.of(model).reset_peak()  # the profile of the first step needs extra memory

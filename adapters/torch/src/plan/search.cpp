@@ -351,8 +351,7 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
 
 [[noreturn]] void fail_over_budget(const captured_step& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
   const auto store_all = s.store_all->run->needed_bytes();
-  const auto peak = least.found.peak - s.counted_twice - s.p.held_bytes();
-  const auto smallest = held_bytes + std::min(store_all, std::max(least.run->needed_bytes(), peak));
+  const auto smallest = held_bytes + std::min(store_all, least.run->needed_bytes());
   const auto bound = std::min(smallest, held_bytes + least.found.budget_bound - s.p.held_bytes());
   std::string largest;
   bytes_t most = -1;
