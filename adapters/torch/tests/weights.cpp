@@ -212,7 +212,7 @@ TEST_CASE("a change of a fetched weight before its backward is an error, as in e
 TEST_CASE("the error for an unreadable weight names it, and the step can be repeated") {
   const system_kept guard;
   pair_of_models t(wide_mlp, true, true);
-  t.set_budget(rt::budget(t.weight_bytes() / 3));
+  t.set_budget(rt::budget(t.smallest()));
   t.train();
   REQUIRE(t.run->report().fetched > t.weight_bytes());
   const auto broken = [] {

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <remat/copies/early_copies.hpp>
 #include <remat/core/bounds.hpp>
@@ -27,11 +28,19 @@ constexpr const char* smallest_budget_search = "search for the smallest budget";
 /// Makes a `plan_solver` a solver. If it fails and `start` exceeds the budget by at most 10 %, lowers that peak.
 struct as_solver {
   const search_options& options;
+  std::vector<schedule>& found;  ///< gets each schedule found
   std::optional<schedule> start{};
-  as_solver with_start(schedule s) const { return {options, std::move(s)}; }
+  as_solver with_start(schedule s) const { return {options, found, std::move(s)}; }
   std::string name() const { return smallest_budget_search; }
   bool plans_tiers() const { return true; }  // solvers that cannot answer `not_applicable`
   result solve(const problem& p, bytes_t budget, monitor& m) const {
+    auto r = search(p, budget, m);
+    if (r.found()) found.push_back(r.schedule);
+    return r;
+  }
+
+ private:
+  result search(const problem& p, bytes_t budget, monitor& m) const {
     auto l = m.limits();
     l.seconds = m.remaining();
     auto r = options.solver(p, budget, l, report_to(m));
@@ -329,7 +338,8 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
   const watched_search w(o);
   const auto least = std::make_shared<plan>();
   const auto find = [&](const problem& p) {
-    least->found = smallest_budget(p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
+    std::vector<schedule> found;
+    least->found = smallest_budget(p, as_solver{w.options(), found}, o.limits, 0.01, w.options().watch);
     if (least->found.status == status::not_applicable)
       throw bad_option("the solver cannot plan for weights that are fetched: " + least->found.reason);
     if (!least->found.found()) {  // the search had no time
@@ -337,6 +347,18 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
       least->found.budget_bound = bounds_without_search(p).budget;
     }
     least->found.budget_bound = std::max(bound, least->found.budget_bound - s.counted_twice);
+    // The plan with the least peak may have a larger layout than others: a gradient stays until the last read of its parameter.
+    const auto bytes_of = [&](const schedule& x) { return least_needed(*with_layout(s, x, false, 0)); };
+    auto needed = bytes_of(least->found.schedule);
+    for (auto& other : found) {
+      const auto bytes = bytes_of(other);
+      if (bytes >= needed) continue;
+      needed = bytes;
+      auto leaner = as_result(p, other);
+      leaner.bound = least->found.bound;
+      leaner.budget_bound = least->found.budget_bound;
+      least->found = std::move(leaner);
+    }
     least->found.solver = smallest_budget_search;
     least->fallback = true;
     least->steps = least->found.schedule;
