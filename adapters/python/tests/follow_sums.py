@@ -6,11 +6,10 @@ import logging
 import unittest
 
 import torch
-from following import Net, Test
+from following import Net, Test, same, trained
 from torch import nn
 
 import remat
-
 
 
 class Tied(Net):
@@ -114,6 +113,89 @@ STEPS = {Tied: [pair, penalty, penalty_now_and_then, penalty_before, accumulated
 OPTIONS = [{"follow": False}, {"verify": 2}, {"budget": "70% of activations"}]
 
 
+def with_loss(keep):
+    """A step that gives its loss to `keep`, and with it the graph."""
+    def step(model, x, k):
+        loss = model(x).square().mean()
+        keep(loss)
+        loss.backward()
+    return step
+
+
+def as_list():
+    losses = []
+    return with_loss(losses.append)
+
+
+def as_sum():
+    total = 0
+
+    def add(loss):
+        nonlocal total
+        total = total + loss
+    return with_loss(add)
+
+
+def as_outputs():
+    outputs = []
+
+    def step(model, x, k):
+        outputs.append(model(x))
+        outputs[-1].square().mean().backward()
+    return step
+
+
+def as_pairs():
+    """Several kept losses with one backward."""
+    losses = []
+
+    def step(model, x, k):
+        losses.append(model(x).square().mean())
+        losses.append(model(x * 2).abs().mean())
+        torch.autograd.backward(losses[-2:])
+    return step
+
+
+def as_sums_of_pairs():
+    losses = []
+
+    def step(model, x, k):
+        losses.append(model(x).square().mean() + model(x * 2).abs().mean())
+        losses[-1].backward()
+    return step
+
+
+def with_gradients_kept():
+    losses = []
+
+    def step(model, x, k):
+        for part in range(3):
+            losses.append(model(x + part).square().mean())
+            losses[-1].backward()
+    return step
+
+
+def with_errors():
+    """Backwards that fail: the second of a kept loss, and one whose hook raises."""
+    losses = []
+
+    def fail(gradient):
+        raise ValueError("a hook")
+
+    def step(model, x, k):
+        outputs = model(x)
+        if k == 3:
+            outputs.register_hook(fail)
+        losses.append(outputs.square().mean())
+        try:
+            losses[-1].backward()
+            if k == 4:
+                (losses[-1] + losses[-2]).backward()
+        except (RuntimeError, ValueError):
+            pass
+    return step
+
+
 class Sums(Test):
     def test_parameters(self):
         for step in STEPS[Tied]:
@@ -129,6 +211,17 @@ class Sums(Test):
         for (make, step), options in itertools.product(((Tied, pair), (Attention, around)), OPTIONS):
             with self.subTest(step=step.__name__, **options):
                 self.check(make, step, steps=5, **options)
+
+    def test_kept_graphs(self):
+        """Graphs of earlier steps, which code keeps after their backward, do not count as other graphs."""
+        for keep, plans in ((as_list, 1), (as_sum, 1), (as_outputs, 1), (as_pairs, 2), (as_sums_of_pairs, 2), (with_gradients_kept, 2), (with_errors, 1)):
+            with self.subTest(keep=keep.__name__):
+                _, plain = trained(Tied, keep(), 6, None)
+                with self.assertNoLogs("remat", logging.WARNING):
+                    model, planned = trained(Tied, keep(), 6, {"budget": "110% of activations"})
+                self.assertEqual(len(remat.of(model).plans), plans)
+                for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
+                    self.assertTrue(same(a, b), f"step {k}")
 
     def test_what_does_not_fit(self):
         """A budget that fits only two of three summands. A warning says that results may differ."""

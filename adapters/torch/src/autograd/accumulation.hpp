@@ -15,6 +15,7 @@
 #include <remat/pytorch/program.hpp>
 
 #include "../base/hooks.hpp"
+#include "finished_edges.hpp"
 
 namespace remat::pytorch {
 
@@ -54,7 +55,7 @@ bool may_be_given(const std::vector<at::Tensor>& parameters, F own) {
   return std::all_of(parameters.begin(), parameters.end(), [&](const auto& p) {
     if (!is_large(p)) return true;
     const auto node = ::torch::autograd::impl::try_get_grad_accumulator(p);
-    return has_post_hook(p) && (!node || node.use_count() <= 1 + own(node.get()));
+    return has_post_hook(p) && (!node || node.use_count() <= 1 + own(node.get()) + finished_edges::leading_to(node.get()));
   });
 }
 

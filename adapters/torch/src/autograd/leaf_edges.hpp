@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../capture/kept_graph.hpp"
+#include "finished_edges.hpp"
 
 namespace remat::pytorch {
 
@@ -30,10 +31,11 @@ class leaf_edges {
   }
   /// The position of the first edge of each leaf, and of the end.
   const std::vector<std::size_t>& first() const { return first_; }
-  /// True if no other graph leads to leaf `l`.
+  /// True if no other graph leads to leaf `l`, or only graphs whose backward is over.
   /// @param others number of references that do not count
   bool is_alone(std::size_t l, std::size_t others = 0) const {
-    return node_.next_edge(first_[l]).function.use_count() == first_[l + 1] - first_[l] + others;
+    const auto& leaf = node_.next_edge(first_[l]).function;
+    return leaf.use_count() == first_[l + 1] - first_[l] + others + finished_edges::leading_to(leaf.get());
   }
   /// True if another graph leads to a leaf with several edges. Autograd does not add its gradient to the sum of the leaf's
   /// summands.

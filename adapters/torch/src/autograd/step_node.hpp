@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "../base/views.hpp"
 #include "../plan/captured_step.hpp"
 #include "accumulation.hpp"
+#include "finished_edges.hpp"
 #include "leaf_edges.hpp"
 #include "second_plan.hpp"
 #include "second_run.hpp"
@@ -82,11 +84,12 @@ class step_node final : public ::torch::autograd::Node {
 
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
     try {
-      if (!handed_) return gradients(std::move(incoming));
-      for (std::size_t i = 0; i < incoming.size(); ++i)
+      for (std::size_t i = 0; handed_ && i < incoming.size(); ++i)
         if (incoming[i].defined()) incoming[i] = std::move(handed_->gradients[i]);
-      const c10::OptionalStreamGuard as_they_are(handed_->stream);
-      return gradients(std::move(incoming));
+      const c10::OptionalStreamGuard as_they_are(handed_ ? handed_->stream : std::nullopt);
+      auto found = gradients(std::move(incoming));
+      if (!::torch::autograd::get_current_graph_task_keep_graph() && !open_) finish();
+      return found;
     } catch (const std::exception&) {
       try {
         throw_if_lost(device_);
@@ -244,11 +247,10 @@ class step_node final : public ::torch::autograd::Node {
     ::torch::autograd::edge_list to;
     for (std::size_t i = 0; i < connected_.size(); ++i)
       if (connected_[i]) to.push_back(replan_.graph->edge_of(i));
-    ::torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), edges = std::move(to)]() mutable {
-          self->next_edges() = std::move(edges);
-          self->open_ = true;
-        });
+    after_backward([edges = std::move(to)](step_node& self) mutable {
+      self.next_edges() = std::move(edges);
+      self.open_ = true;
+    });
   }
   /// True if the program gives the right gradients, perhaps with the bits of another layout.
   static bool serves(const program& step, const std::vector<at::Tensor>& given) {
@@ -260,12 +262,20 @@ class step_node final : public ::torch::autograd::Node {
     }
     return true;
   }
+  /// From the end of this backward on, the edges do not count as those of another graph.
+  void finish() {
+    after_backward([](step_node& self) { self.finished_.emplace(self); });
+  }
   /// Restores edges that this backward removes, for the next one.
   void keep_edges() {
+    after_backward([edges = next_edges()](step_node& self) mutable { self.next_edges() = std::move(edges); });
+  }
+  /// Calls `f(*this)` at the end of the whole backward, unless somebody calls this node outside of any (`y.grad_fn(g)`).
+  template <class F>
+  void after_backward(F f) {
+    if (::torch::autograd::get_current_graph_task_id() < 0) return;
     ::torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), edges = next_edges()]() mutable {
-          self->next_edges() = std::move(edges);
-        });
+        [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), f = std::move(f)]() mutable { f(*self); });
   }
   /// For each gradient of a parameter, the leaf that gets it. Leaves are those of the first kind of step.
   std::vector<std::size_t> places_of(const runner& r) const {
@@ -361,6 +371,7 @@ class step_node final : public ::torch::autograd::Node {
     return result;
   }
   void give_back() {
+    finished_.reset();
     if (runner_) std::exchange(runner_, nullptr)->run->reset();
     watched_.clear();
     checks_.reset();
@@ -374,6 +385,7 @@ class step_node final : public ::torch::autograd::Node {
   std::shared_ptr<const bound_tensors> bound_;
   std::vector<bool> connected_;
   leaf_edges edges_{*this};
+  std::optional<finished_edges> finished_;
   std::shared_ptr<runner> runner_;  ///< empty once the backward has run
   std::vector<watched> watched_;
   std::vector<at::Tensor> inputs_;  ///< inputs that may get gradients
