@@ -38,6 +38,20 @@ void replace(c10::IValue& v, const std::unordered_map<const c10::TensorImpl*, at
   v = list;
 }
 
+/// True if two storages share memory.
+bool overlap(c10::StorageImpl* s, c10::StorageImpl* other) {
+  const auto start_of = [](c10::StorageImpl* x) { return static_cast<const char*>(x->_mutable_data_ptr_no_checks().get()); };
+  const auto *a = start_of(s), *b = start_of(other);
+  return s == other || (a != nullptr && b != nullptr && a < b + other->nbytes() && b < a + s->nbytes());
+}
+
+/// True if code other than kernels may write the memory of a tensor at any time: PyTorch marks memory that `numpy()` has handed
+/// out, or that it has got from elsewhere (`torch.from_numpy`).
+bool others_may_write(const at::Tensor& t) {
+  return t.is_cpu() && !t.requires_grad() && !storage_of(t)->resizable() && storage_of(t)->nbytes() <= constant_limit &&
+         has_memory(t);
+}
+
 /// Moves memory from one storage to another.
 void put(c10::StorageImpl* to, c10::StorageImpl* from) {
   to->clear_data_ptr_access_error_msg_();
@@ -97,6 +111,7 @@ void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<
                    std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done,
                    std::vector<at::Tensor> positions) {
   auto put = draws ? set_before(call, *draws) : std::string();
+  watch(op, arguments);
   calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done,
                     std::move(positions)});
 }
@@ -146,14 +161,22 @@ bool call_log::is_exposed(const c10::StorageImpl* s) const {
   return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) { return e.storage.unsafeGetStorageImpl() == s; });
 }
 
-bool call_log::overlaps_exposed(const at::Tensor& t) const {
-  const auto start_of = [](c10::StorageImpl* s) { return static_cast<const char*>(s->_mutable_data_ptr_no_checks().get()); };
-  auto* const s = t.has_storage() ? storage_of(t) : nullptr;
-  return s != nullptr && std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) {
-           auto* const other = e.storage.unsafeGetStorageImpl();
-           const auto *a = start_of(s), *b = start_of(other);
-           return s == other || (a != nullptr && b != nullptr && a < b + other->nbytes() && b < a + s->nbytes());
-         });
+void call_log::watch(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  const auto& of = op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i)
+    each_tensor(arguments[i], [&](const at::Tensor& t, int) {
+      if (!t.has_storage()) return;
+      auto* const s = storage_of(t);
+      const auto shares = [&](const saved_storage& w) { return overlap(s, w.storage.unsafeGetStorageImpl()); };
+      if (is_written(of[i])) {
+        std::erase_if(watched_, shares);
+      } else if (others_may_write(t) && std::none_of(watched_.begin(), watched_.end(), [&](const auto& w) {
+                   return shares(w) && w.storage.nbytes() == s->nbytes() && w.storage.data() == s->data();
+                 })) {
+        const plain_kernels kernels;
+        watched_.push_back({t.storage(), bytes_of(t).clone()});
+      }
+    });
 }
 
 bool call_log::saved_storage::touched() const {
@@ -171,10 +194,13 @@ void call_log::saved_storage::exchange() {
 bool call_log::uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const {
   const auto& arguments = op.schema().arguments();
   bool found = false;
-  for (std::size_t i = 0; i < arguments.size() && !exposed_.empty(); ++i)
+  for (std::size_t i = 0; i < arguments.size() && !(exposed_.empty() && watched_.empty()); ++i)
     each_tensor(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& t, int) {
-      const auto* e = t.has_storage() ? exposed(t) : nullptr;
-      found = found || (e != nullptr && e->touched()) || (is_written(arguments[i]) && overlaps_exposed(t));
+      if (!t.has_storage()) return;
+      for (const auto* list : {&exposed_, &watched_})
+        for (const auto& e : *list)
+          if (!found && overlap(storage_of(t), e.storage.unsafeGetStorageImpl()))
+            found = (list == &exposed_ && is_written(arguments[i])) || e.touched();
     });
   return found;
 }
@@ -211,13 +237,19 @@ bool call_log::is_alone(const at::Tensor& t) const {
 }
 
 bool call_log::is_any_touched() const {
-  return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) {
-    if (!e.touched()) return false;
-    bool read = false;
-    for (const auto& c : calls_)
-      each_tensor(c.arguments, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
-    return read;
-  });
+  const auto touched = [](const auto& w) { return w.touched(); };
+  return std::any_of(watched_.begin(), watched_.end(), touched) ||
+         std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) {
+           if (!e.touched()) return false;
+           bool read = false;
+           for (const auto& c : calls_)
+             each_tensor(c.arguments, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
+           return read;
+         });
+}
+
+bool call_log::is_watched_touched() const {
+  return std::any_of(watched_.begin(), watched_.end(), [](const auto& w) { return w.touched(); });
 }
 
 void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by) {
@@ -273,6 +305,7 @@ void call_log::fill() {
   stale_ = 0;
   for (const auto& k : std::exchange(kept_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // the calls so far have seen the data from before
+  for (auto& w : std::exchange(watched_, {})) touched.push_back(std::move(w));
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });
   for (auto& e : touched) e.exchange();
   std::unordered_set<const c10::StorageImpl*> gone;
@@ -296,7 +329,7 @@ void call_log::fill() {
     run(c);
   }
   if (now != generator_.place()) generator_.set(now);
-  for (auto& e : touched) e.exchange();
+  for (auto e = touched.rbegin(); e != touched.rend(); ++e) e->exchange();  // entries may share memory
 }
 
 void call_log::fill(const std::vector<bool>& chosen) {

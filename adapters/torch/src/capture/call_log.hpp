@@ -96,6 +96,8 @@ class call_log {
   bool uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// True if the module has written memory, without an operator, that a logged call reads.
   bool is_any_touched() const;
+  /// The same for memory that code other than the module's may write, too. May be asked after the forward.
+  bool is_watched_touched() const;
 
   /// Replaces tensors that are about to get other memory by tensors over their present memory.
   void replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by);
@@ -190,9 +192,9 @@ class call_log {
     void put_back() const;  ///< copies `data` to the storage
   };
   const saved_storage* exposed(const at::Tensor& t) const;
-  /// True if the module has access to the memory of a tensor, perhaps by another storage (`torch.from_numpy(t.numpy())`).
-  bool overlaps_exposed(const at::Tensor& t) const;
-  std::vector<saved_storage> kept_, exposed_;
+  /// Saves the data of operands that a call reads and that other code may write (arrays of numpy), at most 1 MiB of each.
+  void watch(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments);
+  std::vector<saved_storage> kept_, exposed_, watched_;
   std::size_t stale_ = 0;  ///< first entry of `kept_` that was not yet put back for calls that run ahead
   bool filled_ = false;
 

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that share memory with tensors, and that change without an operator."""
+
+import logging
+import unittest
+
+import numpy
+import torch
+from following import Net, Test
+
+
+class WithArray(Net):
+    def begin(self):
+        self.array = numpy.ones(48, dtype=numpy.float32)
+
+    def change(self):
+        self.array *= 1.5
+
+    def here(self):
+        return torch.from_numpy(self.array)
+
+
+class Before(WithArray):
+    def act(self, h):
+        self.change()
+        return (h * self.here()).tanh()
+
+
+class BetweenTensors(WithArray):
+    def act(self, h):
+        h = h + self.here()
+        self.change()
+        return h.tanh() + self.here()
+
+
+class BetweenCalls(WithArray):
+    def act(self, h):
+        t = self.here()
+        h = h + t
+        self.change()
+        return h.tanh() + t
+
+
+class BetweenParts(WithArray):
+    """The two tensors share a part of their memory."""
+
+    def act(self, h):
+        h = h[:, :40] * torch.from_numpy(self.array[:40])
+        self.change()
+        return torch.cat([h, h[:, :8]], 1) * torch.from_numpy(self.array[-8:]).repeat(6)
+
+
+class After(WithArray):
+    def act(self, h):
+        h = h + self.here()
+        self.change()
+        return h.tanh()
+
+
+class AfterProduct(WithArray):
+    """The backward reads the array, too, as it is then."""
+
+    def act(self, h):
+        h = h * self.here()
+        self.change()
+        return h.tanh()
+
+
+class Copied(WithArray):
+    def here(self):
+        return torch.tensor(self.array)
+
+    act = After.act
+
+
+class Bytes(WithArray):
+    def begin(self):
+        self.array = bytearray(48 * 4)
+
+    def change(self):
+        self.array[0] += 1
+
+    def here(self):
+        return torch.frombuffer(self.array, dtype=torch.float32)
+
+    act = After.act
+
+
+class Buffer(WithArray):
+    """The array is a view of a tensor that the module holds."""
+
+    def begin(self):
+        self.register_buffer("mean", torch.ones(48))
+        self.array = self.mean.numpy()
+
+    def here(self):
+        return self.mean
+
+    act = After.act
+
+
+class Behind(WithArray):
+    """The array changes between forward and backward."""
+
+    def act(self, h):
+        return (h * self.here()).tanh()
+
+
+class Unchanged(WithArray):
+    """PyTorch itself writes a tensor that shares memory with an array."""
+
+    def begin(self):
+        self.register_buffer("mean", torch.ones(48))
+        self.array = self.mean.numpy()
+
+    def act(self, h):
+        h = h + self.mean
+        self.mean.mul_(0.9).add_(h.detach().mean(0))
+        return h.tanh() + self.mean
+
+
+def change_before_backward(model, x, k):
+    outputs = model(x)
+    model.change()
+    outputs.square().mean().backward()
+
+
+def reuse_of_the_input(model, x, k):
+    memory = x.numpy().copy()
+    outputs = model(torch.from_numpy(memory))
+    memory[:] = 0
+    outputs.square().mean().backward()
+
+
+class Arrays(Test):
+    def test_planned(self):
+        for make in (Before, Unchanged):
+            with self.subTest(make.__name__), self.assertNoLogs("remat", logging.WARNING):
+                self.check(make)
+
+    def test_written_after_a_read(self):
+        for make in (BetweenTensors, BetweenCalls, BetweenParts, After, AfterProduct, Copied, Bytes, Buffer):
+            with self.subTest(make.__name__), self.assertLogs("remat", logging.WARNING) as told:
+                self.check(make, plans=False)
+            self.assertIn("written", told.output[0])
+            self.assertIn("without an operator", told.output[0])
+
+    def test_written_between_forward_and_backward(self):
+        for make, step in ((Behind, change_before_backward), (Net, reuse_of_the_input)):
+            with self.subTest(make.__name__), self.assertLogs("remat", logging.WARNING) as told:
+                self.check(make, step)
+            self.assertIn("memory that code has written without an operator since the forward read it", told.output[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
