@@ -196,7 +196,6 @@ class step_node final : public ::torch::autograd::Node {
     if (!runner_->run->as_assumed())
       return {"a backward that asks whether values are zero, and here some are", runner_->kind->outputs->learn_assumption(false)};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
-    if (replan_.graph->touched()) return {"memory that code has written without an operator since the forward read it", false};
     if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
     return {inside.observer, false};
   }

@@ -111,7 +111,6 @@ void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<
                    std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done,
                    std::vector<at::Tensor> positions) {
   auto put = draws ? set_before(call, *draws) : std::string();
-  watch(op, arguments);
   calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done,
                     std::move(positions)});
 }
@@ -161,26 +160,28 @@ bool call_log::is_exposed(const c10::StorageImpl* s) const {
   return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) { return e.storage.unsafeGetStorageImpl() == s; });
 }
 
-void call_log::watch(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
-  const auto& of = op.schema().arguments();
-  for (std::size_t i = 0; i < arguments.size(); ++i)
-    each_tensor(arguments[i], [&](const at::Tensor& t, int) {
-      if (!t.has_storage()) return;
-      auto* const s = storage_of(t);
-      const auto shares = [&](const saved_storage& w) { return overlap(s, w.storage.unsafeGetStorageImpl()); };
-      if (is_written(of[i])) {
-        std::erase_if(watched_, shares);
-      } else if (others_may_write(t) && std::none_of(watched_.begin(), watched_.end(), [&](const auto& w) {
-                   return shares(w) && w.storage.nbytes() == s->nbytes() && w.storage.data() == s->data();
-                 })) {
-        const plain_kernels kernels;
-        watched_.push_back({t.storage(), bytes_of(t).clone()});
-      }
-    });
+void call_log::watch(const trace& step, const traced_call& c, const std::vector<c10::IValue>& arguments) {
+  for (const auto& o : c.operands) {
+    const auto& t = tensor_at(arguments, o);
+    const auto k = step.storages[o.view.value].slot;
+    if ((k != none && step.slots[k].from == role::input) || !t.has_storage() || !others_may_write(t)) continue;
+    auto* const s = storage_of(t);
+    const auto shares = [&](const c10::Storage& other) { return overlap(s, other.unsafeGetStorageImpl()); };
+    const auto same = [&](const auto& w) { return w.storage.nbytes() == s->nbytes() && w.storage.data() == s->data(); };
+    if (o.written) {
+      std::erase_if(watched_, [&](const auto& w) { return shares(w.storage); });
+      written_by_calls_.push_back(t.storage());
+    } else if (std::none_of(watched_.begin(), watched_.end(), same) &&
+               std::none_of(written_by_calls_.begin(), written_by_calls_.end(), shares)) {
+      const plain_kernels kernels;
+      watched_.push_back({t.storage(), bytes_of(t).clone()});
+    }
+  }
 }
 
 bool call_log::saved_storage::touched() const {
   const plain_kernels kernels;
+  if (storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr) return false;  // freed: a constant
   return storage.nbytes() != data.nbytes() || !same_bytes(bytes_over(storage), data);
 }
 
@@ -246,10 +247,6 @@ bool call_log::is_any_touched() const {
              each_tensor(c.arguments, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
            return read;
          });
-}
-
-bool call_log::is_watched_touched() const {
-  return std::any_of(watched_.begin(), watched_.end(), [](const auto& w) { return w.touched(); });
 }
 
 void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by) {

@@ -79,6 +79,9 @@ class call_log {
   /// @param positions lists of positions that the plan has in place of masks
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
            const std::optional<draw_origin>& draws, bool done = false, std::vector<at::Tensor> positions = {});
+  /// Call this before `add`. Until the end of the forward, saves the data of operands that the call reads and that other code may
+  /// write (arrays of numpy), at most 1 MiB of each. Arguments of the forward are not saved.
+  void watch(const trace& step, const traced_call& c, const std::vector<c10::IValue>& arguments);
   /// Adds a call that only changes the geometry of tensors.
   /// @param before per changed tensor: a tensor with its old geometry
   void add_move(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
@@ -96,8 +99,6 @@ class call_log {
   bool uses_touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// True if the module has written memory, without an operator, that a logged call reads.
   bool is_any_touched() const;
-  /// The same for memory that code other than the module's may write, too. May be asked after the forward.
-  bool is_watched_touched() const;
 
   /// Replaces tensors that are about to get other memory by tensors over their present memory.
   void replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by);
@@ -192,10 +193,9 @@ class call_log {
     void put_back() const;  ///< copies `data` to the storage
   };
   const saved_storage* exposed(const at::Tensor& t) const;
-  /// Saves the data of operands that a call reads and that other code may write (arrays of numpy), at most 1 MiB of each.
-  void watch(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments);
   std::vector<saved_storage> kept_, exposed_, watched_;
-  std::size_t stale_ = 0;  ///< first entry of `kept_` that was not yet put back for calls that run ahead
+  std::vector<c10::Storage> written_by_calls_;  ///< memory that others may write, too
+  std::size_t stale_ = 0;                       ///< first entry of `kept_` that was not yet put back for calls that run ahead
   bool filled_ = false;
 
   // --- of calls that have run ahead ------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   const auto before = reshape(c, arguments);
   auto results = results_of(c, arguments);
   replace_from(stack, first, results);
+  log_->watch(recorded(), c, arguments);
   if (before.empty())
     log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
   else

@@ -62,8 +62,6 @@ class kept_graph {
                const std::vector<at::Tensor>& trained) const;
 
   graph_contents contents() const;
-  /// True if code has written memory without an operator since the forward has read it.
-  bool touched() const { return log_->is_watched_touched(); }
   /// True if other outputs depend on this output.
   bool is_inside(std::size_t output) const;
   /// The edge for the gradient of an output in this graph.
