@@ -43,7 +43,7 @@ TEST_CASE("a schedule counts from its peak upwards, a bound up to its budget") {
   CHECK(plane.bound.at(500) == Approx(0.3));
   CHECK(plane.bound.at(501) == Approx(0.05));
   CHECK(plane.bound.at(801) == Approx(0));
-  CHECK(plane.most >= 0.5);
+  CHECK(plane.top >= 0.5);
 }
 
 TEST_CASE("curve_text keeps its width, and gives each curve a sign") {

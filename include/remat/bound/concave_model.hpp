@@ -26,10 +26,10 @@ namespace remat::bound {
 /// @endcode
 class concave_model {
  public:
-  static constexpr std::size_t most_dimensions = 7;
-  using point = std::array<double, most_dimensions>;
+  static constexpr std::size_t max_dimensions = 7;
+  using point = std::array<double, max_dimensions>;
 
-  /// @param limits upper limits of x, one per dimension, at most `most_dimensions`: the polytope lies in [0, limits]
+  /// @param limits upper limits of x, one per dimension, at most `max_dimensions`: the polytope lies in [0, limits]
   explicit concave_model(const std::vector<double>& limits) : rows_(limits.size() + 1) {
     for (std::size_t i = 0; i < limits.size(); ++i)
       for (const double sign : {1.0, -1.0}) {
@@ -90,7 +90,7 @@ class concave_model {
   }
 
  private:
-  using vector = std::array<double, most_dimensions + 1>;
+  using vector = std::array<double, max_dimensions + 1>;
   struct column {
     vector a;
     double cost;
@@ -98,7 +98,7 @@ class concave_model {
 
   /// Solves with the basis, or its transpose, by elimination.
   vector solve(vector b, bool transposed) const {
-    std::array<vector, most_dimensions + 1> m;
+    std::array<vector, max_dimensions + 1> m;
     for (std::size_t r = 0; r < rows_; ++r)
       for (std::size_t c = 0; c < rows_; ++c) m[r][c] = transposed ? columns_[basis_[r]].a[c] : columns_[basis_[c]].a[r];
     for (std::size_t k = 0; k < rows_; ++k) {
@@ -121,7 +121,7 @@ class concave_model {
   std::size_t rows_;
   bool begun_ = false;
   std::vector<column> columns_;
-  std::array<std::size_t, most_dimensions + 1> basis_{};
+  std::array<std::size_t, max_dimensions + 1> basis_{};
 };
 
 }  // namespace remat::bound

@@ -29,14 +29,14 @@ struct interrupted {};
 /// A flow network. Vertex 0 is the source, vertex 1 the sink; others are added. Capacities may change between cuts. Vertices and
 /// edges cannot be added after the first cut, which lays the network out. Takes about 60 bytes per edge and 40 per vertex.
 ///
-/// Precondition: the finite capacities sum to at most `most`. Then no sum of flows overflows, and no infinite edge is cut where
-/// finite edges suffice.
+/// Precondition: the finite capacities sum to at most `max_total`. Then no sum of flows overflows, and no infinite edge is cut
+/// where finite edges suffice.
 class cut_network {
  public:
   using edge = std::uint32_t;
   using vertex = std::uint32_t;
   static constexpr vertex source = 0, sink = 1;
-  static constexpr std::int64_t most = std::int64_t{1} << 57, infinite = 2 * most;
+  static constexpr std::int64_t max_total = std::int64_t{1} << 57, infinite = 2 * max_total;
 
   /// @param stop polled before and within cuts, which take seconds for 100 000 operations; true ends a cut with `interrupted`
   explicit cut_network(std::function<bool()> stop = {}) : stop_(std::move(stop)) {}

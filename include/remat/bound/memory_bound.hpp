@@ -109,7 +109,7 @@ class last_run_cut {
   /// The values to keep across a run of `last`, besides its operands and outputs. Their bytes, and the prices of the operations
   /// that run again, are minimal together. Overwrites the capacities that `forbid` and `permit` have set.
   /// @param there  per value: has been made and may be kept
-  /// @param prices per operation, of running again, bytes, at most `most_price` in total; `forbidden`: does not run again
+  /// @param prices per operation, of running again, bytes, at most `max_price` in total; `forbidden`: does not run again
   /// @return per value: is it kept?
   /// @throws interrupted
   /// Complexity: that of `least`.
@@ -140,7 +140,7 @@ class last_run_cut {
                 (p_.is_source(v) || !network_.reached(run_[p_.producer(v)]));
     return list;
   }
-  static constexpr bytes_t forbidden = cut_network::infinite, most_price = cut_network::most / 2;
+  static constexpr bytes_t forbidden = cut_network::infinite, max_price = cut_network::max_total / 2;
 
  private:
   using network = cut_network;

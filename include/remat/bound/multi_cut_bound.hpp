@@ -100,13 +100,13 @@ class multi_cut_search {
   // additional moment was among the five worst places.
   static constexpr std::size_t first_rows = 25'000;                    // of the model at the first branch and bound
   static constexpr std::size_t least_tries = 5, tried_rows = 100'000;  // relaxations per added moment, and their total rows
-  static constexpr std::size_t most_tried_rows = 60'000;  // above, a relaxation takes seconds: moments are added untried
+  static constexpr std::size_t max_tried_rows = 60'000;  // above, a relaxation takes seconds: moments are added untried
 
   bool branches() const { return options_.integer && !p_.copies(); }  // with copies, branching proves little more
   bool done() const { return m_.stopped() || known_ * (1 - m_.limits().gap) <= proven_.seconds; }
   /// The number of places to try for another moment. 0 if a relaxation is too expensive for trials.
   std::size_t tries(const solved_model& model) const {
-    if (!model.solved() || p_.copies() || model.rows() >= most_tried_rows) return 0;
+    if (!model.solved() || p_.copies() || model.rows() >= max_tried_rows) return 0;
     return std::clamp<std::size_t>(tried_rows / model.rows(), least_tries, 40);
   }
 
@@ -331,7 +331,7 @@ class multi_cut_search {
 /// their bounds counts.
 ///
 /// With copies to the host, the bound is the larger of `copy_bound` and the relaxations. If the problem is not plain, or has more
-/// needed operations than `multi_cut_model::most_operations`, the bound is that of `min_cut_bound`.
+/// needed operations than `multi_cut_model::max_operations`, the bound is that of `min_cut_bound`.
 ///
 /// @tparam B      the MILP backend
 /// @param p       the problem
@@ -352,9 +352,9 @@ template <milp::backend B>
 time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o = {}, const B& backend = B(),
                            const multi_cut_observer& seen = {}) {
   o.validate();
-  auto best = min_cut_bound(p, budget, {}, m.stop());
+  auto best = min_cut_bound(p, budget, {}, m.stop_check());
   const auto operations = needed_operations(p).size();
-  if (!p.plain() || operations == 0 || operations > multi_cut_model::most_operations || budget < best.budget) return best;
+  if (!p.plain() || operations == 0 || operations > multi_cut_model::max_operations || budget < best.budget) return best;
 
   multi_cut_search<B>(p, budget, m, o, backend, seen, best).run();
   return best;

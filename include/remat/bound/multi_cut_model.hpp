@@ -103,7 +103,7 @@ struct multi_cut_options {
 /// - a value that comes back after t_j was sent before: the copies of these values to the host fit into the time until t_j.
 class multi_cut_model {
  public:
-  static constexpr std::size_t most_operations = 20'000;  ///< needed operations; for more, models take gigabytes
+  static constexpr std::size_t max_operations = 20'000;  ///< needed operations; for more, models take gigabytes
 
   /// @param p           the problem, plain; must outlive the model
   /// @param budget      bytes, >= the budget of `bounds_without_search`
@@ -448,19 +448,19 @@ class multi_cut_model {
   void add_copies(const std::vector<expression>& seconds, const copies_per_window& copies, double rate) {
     std::vector<expression> left(seconds.size() + 1);
     for (std::size_t j = 1; j < seconds.size(); ++j) {
-      expression one, most;
+      expression in_flight, rest;
       for (value_id v = 0; v < p_.values().size(); ++v) {
         if (k_[j][v].is_zero() || !may_move(v, j)) continue;
         const auto under_way = builder_.column(0, 0, 1);
         builder_.at_most(under_way, k_[j][v]);
         builder_.at_most(under_way, begun(copies, v, 0, j));
-        one.add(under_way);
-        most.add(under_way, copying(v, rate));
+        in_flight.add(under_way);
+        rest.add(under_way, copying(v, rate));
       }
-      if (one.is_constant()) continue;
+      if (in_flight.is_constant()) continue;
       left[j] = builder_.column(0, 0, milp::infinity);
-      builder_.at_most(builder_.split(std::move(one), longest_row_), 1);
-      builder_.at_least(builder_.split(std::move(most), longest_row_) - left[j], 0);
+      builder_.at_most(builder_.split(std::move(in_flight), longest_row_), 1);
+      builder_.at_least(builder_.split(std::move(rest), longest_row_) - left[j], 0);
     }
     for (std::size_t j = 0; j < seconds.size(); ++j) {
       expression all;

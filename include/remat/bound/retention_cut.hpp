@@ -392,10 +392,10 @@ class retention_cut {
         network_.set_capacity(x.edge, network::infinite);
       else
         give(x.edge, seconds);
-    unit = std::max(unit, sum / static_cast<double>(network::most / 2));
+    unit = std::max(unit, sum / static_cast<double>(network::max_total / 2));
     for (const auto& [e, seconds] : capacities_) {
       const double units = seconds / unit;  // NaN if the sum exceeds the range of doubles; then `error` is not finite, either
-      network_.set_capacity(e, units <= static_cast<double>(network::most) ? static_cast<std::int64_t>(units) : 0);
+      network_.set_capacity(e, units <= static_cast<double>(network::max_total) ? static_cast<std::int64_t>(units) : 0);
     }
     network_.cut();
     choice best;

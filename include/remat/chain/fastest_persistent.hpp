@@ -32,8 +32,8 @@ struct chain_answer {
 
 /// How `fastest_persistent` searches.
 struct fastest_persistent_options {
-  std::size_t most_labels = 1 << 24;  ///< labels in memory, about 40 bytes each, >= 1; the search ends after 256 times as many
-  std::function<bool()> stop = {};    ///< polled; true ends the search with the best answer so far
+  std::size_t max_labels = 1 << 24;  ///< labels in memory, about 40 bytes each, >= 1; the search ends after 256 times as many
+  std::function<bool()> stop = {};   ///< polled; true ends the search with the best answer so far
 };
 
 namespace detail {
@@ -70,8 +70,8 @@ class fastest_persistent_search {
   using id = std::uint32_t;
   static constexpr id none_ = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
-  static constexpr std::size_t most_nested = 64;  // depth of recomputed parts inside recomputed parts
-  static constexpr std::size_t narrowest = 8;     // labels per link in the first pass, which always ends by itself
+  static constexpr std::size_t max_nested = 64;  // depth of recomputed parts inside recomputed parts
+  static constexpr std::size_t narrowest = 8;    // labels per link in the first pass, which always ends by itself
 
   /// Links i to j with m bytes besides x_i, including the gradient of x_(j+1).
   struct part {
@@ -116,10 +116,10 @@ class fastest_persistent_search {
   void widen(found& best, double& bound) {
     const part whole{0, chain_.size() - 1, capacity_};
     double pretended = std::max(0.02 * std::max(bound, 0.01 * chain_.all_forwards()), std::numeric_limits<double>::min());
-    const auto widest = std::max<std::size_t>(1, options_.most_labels / chain_.size());
+    const auto widest = std::max<std::size_t>(1, options_.max_labels / chain_.size());
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
-      nested_ = narrow ? 0 : most_nested;
+      nested_ = narrow ? 0 : max_nested;
       width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
       found answer;
       for (; narrow && answer.plan == none_ && !stopped_ && pretended < 4 * chain_.all_forwards(); pretended *= 4) {
@@ -222,7 +222,7 @@ class fastest_persistent_search {
         best = std::max(best, lowest[k] + rest[k] + bounds_.price(k) * static_cast<double>(chain_.input(s.s)));
       if (s.forward + s.missing(bytes - after) + best >= x.cutoff) return true;
       work_ += x.expanded.size() - from;
-      if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
+      if (work_ / 256 > options_.max_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
       if (stopped_) return false;
       for (auto y = from; y < x.expanded.size() && x.expanded[y].m >= s.need; ++y) {
         const auto m = x.expanded[y].m;
@@ -336,8 +336,8 @@ class fastest_persistent_search {
 /// @param budget bytes, including x_0
 /// @param o      options
 /// @return the schedule, its time, and a bound on the time of all persistent schedules
-/// @throws bad_option if a link has no option, or `most_labels` is 0
-/// Complexity: O(L^2) for the bounds of L links; the search is exponential at worst, and limited by `most_labels` and `stop`.
+/// @throws bad_option if a link has no option, or `max_labels` is 0
+/// Complexity: O(L^2) for the bounds of L links; the search is exponential at worst, and limited by `max_labels` and `stop`.
 ///
 /// Reference: for labels with two criteria, Desrochers and Soumis, "A generalized permanent labelling algorithm for the shortest
 /// path problem with time windows", INFOR 26 (1988); for bounds by prices, Handler and Zang, "A dual algorithm for the
@@ -347,7 +347,7 @@ class fastest_persistent_search {
 /// if (answer.exact()) run(answer.steps);
 /// @endcode
 inline chain_answer fastest_persistent(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o = {}) {
-  if (o.most_labels < 1) throw bad_option("fastest_persistent_options.most_labels must be >= 1, got 0");
+  if (o.max_labels < 1) throw bad_option("fastest_persistent_options.max_labels must be >= 1, got 0");
   chain_answer answer;
   if (c.links.empty()) {
     answer.seconds = 0;

@@ -30,8 +30,8 @@ struct offloaded_chain {
 
 /// How `fastest_with_copies` searches.
 struct fastest_with_copies_options {
-  std::size_t most_labels = 20'000;  ///< labels per link, >= 1; if more are needed, the answer is not exact
-  std::function<bool()> stop = {};   ///< polled; true ends the search with the best answer so far
+  std::size_t max_labels = 20'000;  ///< labels per link, >= 1; if more are needed, the answer is not exact
+  std::function<bool()> stop = {};  ///< polled; true ends the search with the best answer so far
 };
 
 namespace detail {
@@ -53,7 +53,7 @@ class offloaded_chain_search {
 
   offloaded_chain run() {
     offloaded_chain best;
-    for (const auto width : {std::min<std::size_t>(64, options_.most_labels), options_.most_labels}) {
+    for (const auto width : {std::min<std::size_t>(64, options_.max_labels), options_.max_labels}) {
       if (!pass(width, best)) break;
       if (best.exact) break;
     }
@@ -308,14 +308,14 @@ class offloaded_chain_search {
 /// @param table  of `c`, for at least `budget` + x_0 bytes
 /// @param o      how to search
 /// @return the best schedule found; none if `table` is incomplete
-/// @throws bad_option if a link has no option, or `o.most_labels` is 0
+/// @throws bad_option if a link has no option, or `o.max_labels` is 0
 /// Complexity: O(L^2 labels) for L links. The number of labels per link grows with the variety of the links.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Shilova, "Efficient Combination of Rematerialization and Offloading for Training DNNs",
 /// NeurIPS 2021 (POFO).
 inline offloaded_chain fastest_with_copies(const heterogeneous_chain& c, bytes_t budget, const copy_rates& rates,
                                            const persistent_table& table, const fastest_with_copies_options& o = {}) {
-  if (o.most_labels < 1) throw bad_option("fastest_with_copies.most_labels must be >= 1, got 0");
+  if (o.max_labels < 1) throw bad_option("fastest_with_copies.max_labels must be >= 1, got 0");
   if (c.links.empty()) return {{}, {}, 0, true};
   if (!table.complete()) return {};
   return detail::offloaded_chain_search(c, budget, rates, table, o).run();

@@ -45,8 +45,8 @@ namespace remat::chain {
 /// Rostaing-Schmidt, "Optimal time and minimum space-time product for reversing a certain class of programs" (1996).
 class persistent_table {
  public:
-  static constexpr std::size_t most_links = 2000;
-  static constexpr bytes_t most_units = 1 << 20;
+  static constexpr std::size_t max_links = 2000;
+  static constexpr bytes_t max_units = 1 << 20;
 
   struct options {
     std::size_t slots = 0;            ///< most units of the budget; 0: exact, with as many units as necessary
@@ -57,17 +57,17 @@ class persistent_table {
   /// @param c      the chain
   /// @param budget bytes, including x_0; the table answers all smaller budgets as well
   /// @param o      options
-  /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or the budget has more than
-  ///         `most_units` units
+  /// @throws bad_option if the chain has more than `max_links` links, a link has no option, or the budget has more than
+  ///         `max_units` units
   persistent_table(const heterogeneous_chain& c, bytes_t budget, const options& o)
       : chain_(c), inputs_only_(o.inputs_only), budget_(budget) {
     const auto n = chain_.size();
-    if (n > most_links)
-      throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
+    if (n > max_links)
+      throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(max_links) + " are possible");
     choose_unit(o.slots);
     capacity_ = n == 0 ? 0 : floor_units(budget - chain_.input(0));
-    if (capacity_ > most_units)
-      throw bad_option("persistent_table.slots: " + std::to_string(capacity_) + " units, at most " + std::to_string(most_units) +
+    if (capacity_ > max_units)
+      throw bad_option("persistent_table.slots: " + std::to_string(capacity_) + " units, at most " + std::to_string(max_units) +
                        " are possible");
     table_.resize(n * (n + 1) / 2);
     complete_ = true;

@@ -129,12 +129,12 @@ class copy_incumbent {
   std::optional<order_with_copies> lay(const order_with_departures& order, double limit, double share) {
     if (gives_up(order)) return std::nullopt;
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
-    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .most = limit, .stop = stop_});
+    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .max_seconds = limit, .stop = stop_});
     if (!gives_up(order) && (laid ? !laid->waits.empty() : !p_.plain()))
       if (auto frugal = schedule_copies(p_, order.order, budget,
                                         {.frugal = true,
                                          .departures = order.departures,
-                                         .most = laid ? std::min(limit, laid->seconds) : limit,
+                                         .max_seconds = laid ? std::min(limit, laid->seconds) : limit,
                                          .stop = stop_});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
@@ -284,7 +284,7 @@ void change_departures(const std::vector<value_id>& values, const order_with_cop
 inline void copy_search(const virtual_problem& q, const order_with_departures& order, bytes_t virtual_budget,
                         copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
-  const auto stop = m.stop();
+  const auto stop = m.stop_check();
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };

@@ -40,7 +40,7 @@ class copy_walk {
         order_(order),
         budget_(budget),
         small_(static_cast<bytes_t>(o.small * static_cast<double>(budget))),
-        most_(o.most),
+        max_seconds_(o.max_seconds),
         departures_(o.departures),
         stop_(o.stop),
         end_(order.size()),
@@ -56,7 +56,7 @@ class copy_walk {
 
   copy_walk(const copy_walk&) = delete;  // members refer to each other
 
-  /// To be called once. @return nothing if no schedule was found, or if `stop` or `most` ended the walk
+  /// To be called once. @return nothing if no schedule was found, or if `stop` or `max_seconds` ended the walk
   std::optional<order_with_copies> lay() {
     if (at_start_ > budget_ || ahead_.at_end > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
     for (value_id v = 0; v < values_.size(); ++v)
@@ -79,7 +79,7 @@ class copy_walk {
       for (auto v : op.inputs) wait(values_[v].arrives, i, true);
       for (const auto& x : op.overwrites) wait(values_[x.input].leaves, i, false);
       now_ += op.seconds;
-      if (now_ + (ahead_.begins[end_] - ahead_.begins[i + 1]) > most_) return std::nullopt;
+      if (now_ + (ahead_.begins[end_] - ahead_.begins[i + 1]) > max_seconds_) return std::nullopt;
       laid_.schedule.compute(order_[i]);
       if (host_)
         for (auto v : op.outputs)
@@ -247,7 +247,7 @@ class copy_walk {
     for (auto v : copied)
       if (give_up(v, i) && host_->take(more, now_, true)) return true;
     for (auto v : values_of(state::absent)) {
-      if (std::max(memory_.at(i), memory_.most(i, values_[v].next) + bytes(v)) > budget_) continue;
+      if (std::max(memory_.at(i), memory_.max(i, values_[v].next) + bytes(v)) > budget_) continue;
       fetch(v, i);
       if (give_up(v, i) && host_->take(more, now_, true)) return true;
     }
@@ -323,7 +323,7 @@ class copy_walk {
     while (!list_of(state::absent).empty() && down_free_ < now_ + seconds(i)) {
       const auto [next, v] = *list_of(state::absent).begin();
       if (host_ && values_[v].leaves > now_ && values_[v].leaves >= now_ + seconds(i)) return;  // not yet complete on the host
-      if (memory_.most(i, next) + bytes(v) > budget_ && !(due(i, v) && swap_out(i, next, bytes(v)))) return;
+      if (memory_.max(i, next) + bytes(v) > budget_ && !(due(i, v) && swap_out(i, next, bytes(v)))) return;
       fetch(v, i);
     }
   }
@@ -343,7 +343,7 @@ class copy_walk {
   /// @return false if they do not; nothing is evicted then
   bool swap_out(std::size_t i, std::size_t next, bytes_t size) {
     auto& ready = list_of(state::ready);
-    auto lacking = memory_.most(i, next) + size - budget_;
+    auto lacking = memory_.max(i, next) + size - budget_;
     for (auto x = ready.rbegin(); lacking > 0 && x != ready.rend() && x->first > next; ++x) lacking -= bytes(x->second);
     if (lacking > 0) return false;
     while (memory_.at(i) + size > budget_) evict(ready.rbegin()->second, i);
@@ -358,7 +358,7 @@ class copy_walk {
       const auto v = unsent.rbegin()->second;
       const auto next = values_[v].next;
       const bool late = std::max(now_, up_free_) + to_host(v) + to_device(v) > now_ + pause(v, i);
-      if (!must_go(v) && (late || (unsent_memory_ && unsent_memory_->most(i, next) <= budget_)))
+      if (!must_go(v) && (late || (unsent_memory_ && unsent_memory_->max(i, next) <= budget_)))
         move_to(v, state::kept);
       else if ((host_ && !must_go(v) && !host_->has_room_for(v, now_)) || !send(v, i, false))
         return;
@@ -382,7 +382,7 @@ class copy_walk {
       const auto on_host = [&](operation_id o) { return p_.operations()[o].on != device_tier; };
       if (x.in != state::absent || p_.values()[v].held || host_->where.ends[v] != placement::place::nowhere) continue;
       if (std::any_of(readers.begin(), readers.end(), on_host) || at_start_ + bytes(v) > budget_) continue;
-      if (memory_.most(0, x.next) + bytes(v) > budget_) continue;
+      if (memory_.max(0, x.next) + bytes(v) > budget_) continue;
       tier = device_tier;
       at_start_ += bytes(v);
       memory_.add(0, x.next, bytes(v));
@@ -436,7 +436,7 @@ class copy_walk {
   const problem& p_;
   std::span<const operation_id> order_;
   bytes_t budget_, small_;
-  double most_;
+  double max_seconds_;
   std::vector<departure> departures_;
   std::function<bool()> stop_;
   std::size_t end_;

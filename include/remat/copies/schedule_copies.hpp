@@ -44,7 +44,7 @@ inline void stay_here(const problem& p, std::span<const operation_id> order, byt
   for (value_id v = 0; v < starts.size(); ++v) {
     const auto bytes = p.values()[v].bytes;
     if (!here[v] || starts[v] == device_tier || bytes == 0) continue;
-    if (std::max(memory.most(0, first[v]), memory.most(end[v], order.size() + 1)) + bytes > budget) continue;
+    if (std::max(memory.max(0, first[v]), memory.max(end[v], order.size() + 1)) + bytes > budget) continue;
     memory.add(0, first[v], bytes);
     memory.add(end[v], order.size() + 1, bytes);
     starts[v] = device_tier;

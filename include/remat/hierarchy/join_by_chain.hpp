@@ -46,7 +46,7 @@ class join_by_chain {
 
   void join(hierarchy::level& l, monitor& m) const {
     if (l.parts.size() < 2) return;
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const hierarchy::part_chain parts(l.p, l.index, l.parts, l.options);
     const auto table_budget = std::max<bytes_t>(0, l.budget() - parts.unmodelled_bytes()) + (l.budget() - l.p.held_bytes()) / 3;
     const chain::persistent_table table(parts.model(), table_budget, {.slots = options_.slots, .stop = stop});

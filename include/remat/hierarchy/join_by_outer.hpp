@@ -114,7 +114,7 @@ class join_by_outer {
       for (std::size_t i = 0; i < hulls.size(); ++i) chosen.push_back(hulls[i][taken[i]]);
       return hierarchy::condensed_problem(l.p, l.index, chosen);
     };
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     // Find the richest selection that fits if each part runs once.
     const auto fits = [&](std::size_t count) {
       const auto c = condense(count);
@@ -145,7 +145,7 @@ class join_by_outer {
       if (stop()) break;
       const auto c = condense(count);
       if (!c.possible()) continue;
-      auto limits = m.shared(options_.share);
+      auto limits = m.limits_for_share(options_.share);
       limits.gap = std::max(limits.gap, 1e-4);
       if (const auto r = remat::solve(c.condensed(), l.budget(), outer_, limits, stop_with(m)); r.found())
         l.take(c.expand(l.p, compute_order(r.schedule)));

@@ -52,7 +52,7 @@ struct curve_plane {
   std::vector<staircase> found;  ///< per curve, from its smallest peak on
   staircase bound;               ///< the proven bounds of all curves, joined
   double first = 0, last = 0;    ///< budgets at the left and right sides, bytes
-  double most = 0;               ///< extra time at the top, as a fraction of the base
+  double top = 0;                ///< extra time at the top, as a fraction of the base
   double impossible = 0;         ///< proven lower bound on every feasible budget, bytes
 
   curve_plane(const std::vector<labelled_curve>& curves, double base) {
@@ -68,7 +68,7 @@ struct curve_plane {
         bounds.emplace_back(r.budget, extra(r.bound));
         if (!r.found()) continue;
         first = std::min(first, static_cast<double>(r.peak));
-        most = std::max(most, extra(r.seconds));
+        top = std::max(top, extra(r.seconds));
         steps.emplace_back(r.peak, extra(r.seconds));
       }
       std::sort(steps.begin(), steps.end());
@@ -82,7 +82,7 @@ struct curve_plane {
     for (std::size_t i = bounds.size(); i-- > 1;) bounds[i - 1].second = std::max(bounds[i - 1].second, bounds[i].second);
     double from = impossible;
     for (const auto& [budget, time] : bounds) {
-      most = std::max(most, time);
+      top = std::max(top, time);
       if (budget >= from && budget >= impossible)
         bound.corners.emplace_back(from, time), from = std::nextafter(budget, budget + 1);
     }
@@ -90,7 +90,7 @@ struct curve_plane {
     if (!(first <= last)) first = last;
     const double margin = std::max(0.04 * (last - first), std::max(1.0, 1e-3 * last));
     first = std::max(0.0, first - margin), last += margin;
-    most = std::max(1.06 * most, 0.01);
+    top = std::max(1.06 * top, 0.01);
   }
 };
 
@@ -123,7 +123,7 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
       const double budget =
           plane.first + (plane.last - plane.first) * (static_cast<double>(c) + 0.5) / static_cast<double>(columns);
       const double at = line.at(budget);
-      if (!std::isnan(at)) cells[std::min(rows - 1, static_cast<std::size_t>(at / plane.most * height))][c] = sign;
+      if (!std::isnan(at)) cells[std::min(rows - 1, static_cast<std::size_t>(at / plane.top * height))][c] = sign;
     }
   };
   draw(plane.bound, "·");
@@ -133,7 +133,7 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
   if (!style.title.empty()) out += detail::shortened(style.title, static_cast<std::size_t>(width)) + "\n";
   for (std::size_t row = rows; row-- > 0;) {
     const bool labelled = row % 4 == 0 || row + 1 == rows;
-    const double middle = plane.most * (static_cast<double>(row) + 0.5) / height;
+    const double middle = plane.top * (static_cast<double>(row) + 0.5) / height;
     out += detail::padded(!labelled ? "" : row == 0 ? "0 %" : "+" + detail::percent_text(middle)) + (labelled ? " ┤" : " │");
     for (const auto* cell : cells[row]) out += cell;
     out += "\n";
@@ -156,7 +156,7 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
 inline std::string curve_svg(const std::vector<labelled_curve>& curves, const curve_style& style) {
   using plot = detail::svg_plot;
   const detail::curve_plane plane(curves, style.base);
-  plot out(style.title, plane.first, plane.last, plane.most);
+  plot out(style.title, plane.first, plane.last, plane.top);
   if (plane.impossible > plane.first) {
     const double wall = out.x_of(std::min(plane.impossible, plane.last));
     out.box(plot::left, plot::top, wall - plot::left, plot::bottom - plot::top, "#eeeeee");

@@ -32,10 +32,10 @@ struct packing_problem {
 
 /// Makes the input of the layout search.
 /// @param list       n allocations with birth < death
-/// @param most_pairs limit on the pairs of neighbours, which bounds the memory of the search
+/// @param max_pairs limit on the pairs of neighbours, which bounds the memory of the search
 /// @return the input; nothing if there are more pairs
 /// Complexity: O(n log n + sizes of all cliques + pairs). There are at most n cliques.
-inline std::optional<packing_problem> packing_problem_of(std::span<const allocation> list, std::size_t most_pairs) {
+inline std::optional<packing_problem> packing_problem_of(std::span<const allocation> list, std::size_t max_pairs) {
   packing_problem p;
   bytes_t unit = 0;
   for (index_t i = 0; i < list.size(); ++i) {
@@ -67,7 +67,7 @@ inline std::optional<packing_problem> packing_problem_of(std::span<const allocat
       pairs += alive++;
       born = true;
     }
-    if (pairs > most_pairs) return std::nullopt;
+    if (pairs > max_pairs) return std::nullopt;
     if (born) ++cliques;
     const auto now = deaths[d].first;
     for (; d < deaths.size() && deaths[d].first == now; ++d, --alive) p.items[deaths[d].second].last = cliques - 1;

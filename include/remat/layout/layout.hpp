@@ -82,8 +82,8 @@ class layout_search {
 
   /// Prepares the tree search. @return false if the list is too long for the search
   bool prepare(std::uint64_t seed) {
-    constexpr std::size_t most_pairs = std::size_t{1} << 22;
-    problem_ = packing_problem_of(list_, most_pairs);
+    constexpr std::size_t max_pairs = std::size_t{1} << 22;
+    problem_ = packing_problem_of(list_, max_pairs);
     if (problem_) portfolio_.emplace(*problem_, seed);
     return problem_.has_value();
   }

@@ -42,7 +42,7 @@ struct packing_strategy {
 /// Dominance, decomposition in time, and portfolios of orders are those of M. D. Moffitt, "MiniMalloc: A Lightweight Memory
 /// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. A node of MiniMalloc branches on all items that could lie
 /// next above the whole layout, in a fixed order of offsets. A node here branches on the items at the floor of one clique.
-/// Complexity: exponential in the items; `nodes` and `most_work` limit a run. A node costs O(cliques it changes, times their
+/// Complexity: exponential in the items; `nodes` and `max_work` limit a run. A node costs O(cliques it changes, times their
 /// items).
 class packing_search {
  public:
@@ -55,10 +55,10 @@ class packing_search {
   /// @param s         strategy
   /// @param capacity  units
   /// @param nodes     limit on the nodes of the run
-  /// @param most_work limit on the items that the run visits
+  /// @param max_work limit on the items that the run visits
   /// @param m         time limit and request to stop
   /// @return found; exhausted: no layout fits; cut: a limit was reached
-  outcome run(const packing_strategy& s, bytes_t capacity, std::size_t nodes, std::size_t most_work, const monitor& m) {
+  outcome run(const packing_strategy& s, bytes_t capacity, std::size_t nodes, std::size_t max_work, const monitor& m) {
     strategy_ = &s;
     rank(s.keys);
     pending_.clear();
@@ -66,7 +66,7 @@ class packing_search {
     if (!state_.reset(capacity)) return outcome::exhausted;
     if (!state_.cliques().empty()) split(0, static_cast<index_t>(state_.cliques().size() - 1), root);
     for (std::size_t n = 0; !pending_.empty(); ++n) {
-      if (n >= nodes || state_.work() >= most_work || (n % 64 == 0 && m.stopped())) return outcome::cut;
+      if (n >= nodes || state_.work() >= max_work || (n % 64 == 0 && m.stopped())) return outcome::cut;
       const auto where = pending_.back();
       pending_.pop_back();
       if (depth_ == frames_.size()) frames_.emplace_back();

@@ -199,7 +199,7 @@ class destroy_repair {
  private:
   using step = sequence::step;
   using slot = sequence::slot;
-  static constexpr std::size_t most_operations = 200;  ///< limit on the operations that recompute one value
+  static constexpr std::size_t max_operations = 200;  ///< limit on the operations that recompute one value
 
   /// A value that can be dropped across the step that needs the most bytes.
   struct candidate {
@@ -271,7 +271,7 @@ class destroy_repair {
   }
 
   /// Finds the operations that recompute `v` before slot k. A missing input is recomputed, or retained since its last use. It is
-  /// retained if that is cheaper at `price` (seconds per byte of excess and step), or if `list` has `most_operations` already.
+  /// retained if that is cheaper at `price` (seconds per byte of excess and step), or if `list` has `max_operations` already.
   /// @return seconds of the recomputations, and the excess that the retained inputs add
   std::pair<double, double> closure(value_id v, slot k, double price, std::vector<operation_id>& list) {
     const double never = std::numeric_limits<double>::infinity();
@@ -283,7 +283,7 @@ class destroy_repair {
       for (auto u : sequence_.inputs(list[i])) {
         const auto maker = p_.producer(u);
         if (!repeatable(maker) || operations_[maker].mark == stamp_ || !missing(u, k)) continue;
-        if (list.size() >= most_operations ||
+        if (list.size() >= max_operations ||
             (price > 0 && excess_of(u, k, ops[maker].seconds / price) * price <= ops[maker].seconds))
           continue;
         operations_[maker].mark = stamp_;

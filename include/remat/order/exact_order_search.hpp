@@ -32,14 +32,14 @@ namespace remat::order {
 /// on Systems Science and Cybernetics 4, 1968; Pohl, "Heuristic search viewed as path finding in a graph", Artificial
 /// Intelligence 1, 1970 (the weight).
 /// @code
-/// if (remat::order::exact_order_search::takes(p)) {
+/// if (remat::order::exact_order_search::supports(p)) {
 ///   const auto known = remat::order::exact_order_search(p, budget).fastest();
 ///   if (known.order) std::cout << "optimal: " << known.bound << " s\n";
 /// }
 /// @endcode
 class exact_order_search {
  public:
-  static constexpr std::size_t most = 64;  ///< limit on needed operations, and on values that are used and not held
+  static constexpr std::size_t max_size = 64;  ///< limit on needed operations, and on values that are used and not held
 
   /// Result of a search.
   struct answer {
@@ -49,20 +49,20 @@ class exact_order_search {
   };
 
   /// True if `p` is plain and small enough. Complexity: O(values + edges).
-  static bool takes(const problem& p) {
+  static bool supports(const problem& p) {
     const index at(p);
-    return p.plain() && at.operations.size() <= most && at.count <= most;
+    return p.plain() && at.operations.size() <= max_size && at.count <= max_size;
   }
 
-  /// @param p      a problem that `takes` accepts
+  /// @param p      a problem that `supports` accepts
   /// @param budget bytes
   /// Complexity: O(values + edges), and some thousands of table entries.
   exact_order_search(const problem& p, bytes_t budget)
       : room_(budget - p.held_bytes()), begin_(p.source_bytes() - p.held_bytes()) {
     const index at(p);
     std::vector<set> needs(p.values().size(), 0);  // per value: operations that it depends on
-    std::array<bytes_t, most> bytes{};
-    std::array<set, most> needed{};
+    std::array<bytes_t, max_size> bytes{};
+    std::array<set, max_size> needed{};
     for (auto o : at.operations) {
       const auto& op = p.operations()[o];
       const auto own = bit(runs_.size());
@@ -116,7 +116,7 @@ class exact_order_search {
       for (auto o : operations)
         for (auto v : p.operations()[o].inputs) add(v);
     }
-    set set_of(value_id v) const { return places[v] < most ? bit(places[v]) : 0; }
+    set set_of(value_id v) const { return places[v] < max_size ? bit(places[v]) : 0; }
 
     std::vector<operation_id> operations;
     std::vector<index_t> places;  // per value; `none`: held, or never used
@@ -145,7 +145,7 @@ class exact_order_search {
       else
         return a + b;
     }
-    std::array<std::array<T, 256>, most / 8> sums_{};
+    std::array<std::array<T, 256>, max_size / 8> sums_{};
   };
   /// An operation. `once` is its bit if it is once-only, otherwise 0. `room` is its workspace and its unused outputs, bytes.
   struct run {
@@ -198,7 +198,7 @@ class exact_order_search {
       open.push({seconds + weight * left, left, place->second});
     };
     const auto proven = [&](double seconds) {  // rounding: a path has at most as many terms as there are nodes
-      const auto terms = static_cast<double>(nodes.size() + 2 * most);
+      const auto terms = static_cast<double>(nodes.size() + 2 * max_size);
       return weight > 1 ? 0 : seconds * (1 - terms * std::numeric_limits<double>::epsilon());
     };
     reach({targets_, 0}, 0, none, none);

@@ -58,7 +58,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
                          const local_search_options& o = {}, double bound = 0) {
   o.validate();
   const auto never = std::numeric_limits<double>::infinity();
-  const auto stop = m.stop();
+  const auto stop = m.stop_check();
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   destroy_repair n(p, best.budget(), random());

@@ -236,7 +236,8 @@ class automatic {
   /// @return true if the search ended: the best schedule is proven optimal, or the problem infeasible
   static bool decide(search& state) {
     constexpr std::size_t sets = 300'000;  // about half a second
-    if (state.done() || state.needed.size() > order::exact_order_search::most || !order::exact_order_search::takes(state.p))
+    if (state.done() || state.needed.size() > order::exact_order_search::max_size ||
+        !order::exact_order_search::supports(state.p))
       return false;
     order::exact_order_search all(state.p, state.budget);
     order::exact_order_search::answer known;
@@ -245,7 +246,7 @@ class automatic {
       state.take(bound::time_bound{known.bound, 0});
     };
     state.within(state.remaining() / 2, [&](monitor& m) {
-      const auto stop = m.stop();
+      const auto stop = m.stop_check();
       if (!state.best.found()) known = all.any(sets, stop), take();
       if (!state.done()) known = all.fastest(state.best.seconds(), sets, stop), take();
     });

@@ -197,7 +197,7 @@ class checkmate {
       };
       if (report(milp::infinity, floor)) return;
       if (!form) staged::require_size(method_.name(), p_);
-      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), m.stop());
+      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), m.stop_check());
       if (!form->complete()) return form.reset();
       form->set_budget(budget);
       auto o = milp::options_within(m);

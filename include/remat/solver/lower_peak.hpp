@@ -49,7 +49,7 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(con
     const double worth = i < 90 ? 50 * std::pow(1.1, -i) : 0;  // price of all seconds together, in units of room + working set
     std::vector<bytes_t> prices(ops.size(), bound::last_run_cut::forbidden);
     const auto all = std::min(worth * static_cast<double>(room + cut.working_set(last)),
-                              static_cast<double>(bound::last_run_cut::most_price) * (1 - 1e-9));
+                              static_cast<double>(bound::last_run_cut::max_price) * (1 - 1e-9));
     const auto price = all / (p.total_seconds() + 1e-30);
     for (operation_id o = 0; o < ops.size(); ++o)
       if (cut.working_set(o) < large) prices[o] = static_cast<bytes_t>(price * ops[o].seconds);

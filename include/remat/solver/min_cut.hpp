@@ -131,7 +131,7 @@ class min_cut {
       if (options_.start) lower(p, options_.start, best, m);
       auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
       fit(p, budget, cuts, best, m);
-      if (options_.bound) prove_bound(p, budget, r, m.stop());
+      if (options_.bound) prove_bound(p, budget, r, m.stop_check());
       known.needed = r.budget_bound;
       if (r.status == status::infeasible) return r;
       if (!best.found() && !options_.start) lower(p, {}, best, m);
@@ -157,10 +157,10 @@ class min_cut {
     std::optional<std::vector<operation_id>> order;
     if (peak > best.budget()) {
       const monitor part(m, 0.2);
-      order = order_in_phases(p, best.budget(), part.stop());
+      order = order_in_phases(p, best.budget(), part.stop_check());
     }
     const monitor part(m, 0.3);
-    const auto stop = part.stop();
+    const auto stop = part.stop_check();
     for (std::size_t i = 0; !order && i < from.size(); ++i) order = lower_peak(p, from[i], best.budget(), stop);
     if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
@@ -176,7 +176,7 @@ class min_cut {
   /// The heaviest moments, with their cuts.
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
-    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, m.stop()))
+    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, m.stop_check()))
       if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
     return list;
   }
@@ -232,7 +232,7 @@ class min_cut {
   /// Makes the most promising of `starts` fit the budget, and improves the best.
   void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
               double bound) const {
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const auto offer = [&](const std::vector<operation_id>& order, const char* stage) {
       if (best.offer(order)) best.report(m, stage, bound);
     };

@@ -101,7 +101,7 @@ class offmate {
     result r;
     const auto needed = needed_operations(p);
     const auto plain = p.plain() ? p.with_copies({}) : copies::recomputation_only(p);
-    scan state{plain, budget, 0, m, {p, budget, m.stop()}, options_.starts};
+    scan state{plain, budget, 0, m, {p, budget, m.stop_check()}, options_.starts};
     offer_first(state);
     if (m.stopped() && (std::isfinite(state.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
       return state.best.put_into(r), r;
@@ -109,7 +109,7 @@ class offmate {
     if (!p.plain()) state.min_budget = std::min(state.max_budget, bounds_without_search(state.plain).budget);
     state.fixed = std::make_shared<const copies::virtual_problem>(state.plain, needed, std::vector{state.min_budget});
     state.offer(needed, state.fixed, state.max_budget);
-    prove_bound(p, budget, r, m.stop());
+    prove_bound(p, budget, r, m.stop_check());
     state.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
@@ -208,7 +208,7 @@ class offmate {
     });
     result proven;
     if (!p.plain() && !copies::why_unplannable(p).empty()) return slower.solve(p, budget, part);
-    prove_bound(p, budget, proven, m.stop());
+    prove_bound(p, budget, proven, m.stop_check());
     auto r = slower.solve(with_slower_links(p, options_.rate_share), budget, part);
     r.bound = proven.bound;
     return r;
@@ -327,7 +327,8 @@ class offmate {
                                                              state.max_budget - state.min_budget,
                                                              static_cast<bytes_t>(options_.scan));
                                                 }};
-    if (const auto heaviest = bound::most_demanding_cuts(state.plain, state.min_budget, 8, state.m.stop()); !heaviest.empty())
+    if (const auto heaviest = bound::most_demanding_cuts(state.plain, state.min_budget, 8, state.m.stop_check());
+        !heaviest.empty())
       if (const auto early = copies::early_order(state.plain, heaviest.front()->tau()); early != needed) {
         scans.insert(scans.begin(), [&state, this, early] { scan_shifted(state, early); });
         scans.insert(scans.begin(), [&state, this, early] { scan_varying(state, early, true); });

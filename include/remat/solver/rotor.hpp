@@ -52,15 +52,15 @@ class rotor {
     std::vector<std::size_t> sizes = {4, 8, 16};  ///< operations per part in further cuts of the graph, each >= 1
     std::size_t slots = 2000;                     ///< most units of memory of a table, >= 1
     std::size_t table_links = 400;                ///< longer chains are searched a few times, without a table; in [1, 2000]
-    std::size_t labels = 1 << 20;                 ///< `fastest_persistent_options::most_labels`, >= 1
+    std::size_t labels = 1 << 20;                 ///< `fastest_persistent_options::max_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
   /// @throws bad_option naming the member that is out of range
   explicit rotor(const options& o) : options_(o) {
     if (o.slots < 1) throw bad_option("rotor.slots must be >= 1, got 0");
-    if (o.table_links < 1 || o.table_links > chain::persistent_table::most_links)
-      throw bad_option("rotor.table_links must be in [1, " + std::to_string(chain::persistent_table::most_links) + "], got " +
+    if (o.table_links < 1 || o.table_links > chain::persistent_table::max_links)
+      throw bad_option("rotor.table_links must be in [1, " + std::to_string(chain::persistent_table::max_links) + "], got " +
                        std::to_string(o.table_links));
     if (o.labels < 1) throw bad_option("rotor.labels must be >= 1, got 0");
   }
@@ -100,13 +100,13 @@ class rotor {
   class cutting {
    public:
     cutting(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
-        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, m.stop())) {
+        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, m.stop_check())) {
       const auto n = parts_.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, m.stop()});
+      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, m.stop_check()});
     }
 
     std::size_t size() const { return parts_.size(); }
@@ -117,7 +117,7 @@ class rotor {
       const auto until = m.elapsed() + 0.3 * m.remaining();
       const auto answer =
           chain::fastest_persistent(chain().model(), budget - chain().unmodelled_bytes(),
-                                    {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
+                                    {.max_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
       if (answer.found() && best.offer(chain().order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + parts_.alone();
     }
@@ -163,7 +163,7 @@ class rotor {
           cuttings_.emplace_back(
               p, o,
               structure::partition_options{
-                  .backward_start = o.blocks.backward_start, .size = size, .most = std::min(o.table_links, most_parts)},
+                  .backward_start = o.blocks.backward_start, .size = size, .most = std::min(o.table_links, max_parts)},
               budget, m);
     }
     result solve(bytes_t budget, monitor& m) const {
@@ -183,7 +183,7 @@ class rotor {
     }
 
    private:
-    static constexpr std::size_t most_parts = 200;  // of the other cuts; more parts take long and gain nothing
+    static constexpr std::size_t max_parts = 200;  // of the other cuts; more parts take long and gain nothing
     const problem& p_;
     std::list<cutting> cuttings_;
   };

@@ -235,7 +235,7 @@ class twremat {
 
  private:
   void search(const problem& p, const std::vector<operation_id>& needed, bytes_t budget, incumbent& best, monitor& m) const {
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const auto report = [&](const char* stage) { best.report(m, stage); };
     const structure::separator_tree tree(p, needed, stop);
     best.report(m, "separators of width " + std::to_string(tree.width()));

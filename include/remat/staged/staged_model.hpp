@@ -127,7 +127,7 @@ class staged_model {
 
   /// Adds the row `memory <= budget`, unless the bounds of the columns imply it.
   void within_budget(const expression& memory) {
-    if (builder_.most(memory) <= room_) return;
+    if (builder_.upper_bound(memory) <= room_) return;
     memory_rows_.push_back(builder_.rows());
     builder_.at_most(memory, room_);
   }

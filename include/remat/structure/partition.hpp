@@ -85,7 +85,7 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
       next[v] = q;
     }
     if (q > backward_start) continue;
-    const auto best = spared.where_most();
+    const auto best = spared.position_of_max();
     cuts[q] = {q, best + backward_start, -spared.at(best)};
   }
   return cuts;

@@ -34,13 +34,13 @@ class separator_tree {
 
   /// @param p      the problem
   /// @param needed `needed_operations(p)`
-  /// @param stop   polled; true leaves the tree empty. Bags of more than `most_entries` operations in total leave it empty, too.
+  /// @param stop   polled; true leaves the tree empty. Bags of more than `max_entries` operations in total leave it empty, too.
   separator_tree(const problem& p, const std::vector<operation_id>& needed, const std::function<bool()>& stop = {})
       : home_(p.operations().size(), 0) {
     if (decompose(p, needed, stop)) divide(needed.size());
   }
 
-  static constexpr std::size_t most_entries = 20'000'000;
+  static constexpr std::size_t max_entries = 20'000'000;
   bool empty() const { return parts_.empty(); }
   /// The first part is the root.
   const std::vector<part>& parts() const { return parts_; }
@@ -85,7 +85,7 @@ class separator_tree {
     constexpr std::size_t few_of = 16;  // a list this many times as long as another shares few entries with it
     std::size_t entries = 0;
     while (!queue.empty()) {
-      if (entries > most_entries || (stop && stop())) return false;
+      if (entries > max_entries || (stop && stop())) return false;
       const auto [degree, x] = queue.top();
       queue.pop();
       if (turn[x] < n || degree != adjacent[x].size()) continue;

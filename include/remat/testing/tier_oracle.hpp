@@ -69,13 +69,13 @@ class tier_search {
     for (const auto& l : p.links()) {
       const auto same = [&](const copy_link& other) { return other.stream == l.stream; };
       streams_.push_back(static_cast<std::size_t>(std::find_if(p.links().begin(), p.links().end(), same) - p.links().begin()));
-      for (const auto& v : p.values()) most_ahead_ += l.latency + static_cast<double>(v.bytes) / l.rate;
+      for (const auto& v : p.values()) max_ahead_ += l.latency + static_cast<double>(v.bytes) / l.rate;
     }
-    for (const auto& o : p.operations()) most_ahead_ += o.seconds;
+    for (const auto& o : p.operations()) max_ahead_ += o.seconds;
   }
 
   std::optional<tier_optimum> run() {
-    if (cyclic_) optimum_.seconds = 1e3 * (1 + most_ahead_);
+    if (cyclic_) optimum_.seconds = 1e3 * (1 + max_ahead_);
     const auto nothing = optimum_.seconds;
     homes_.assign(values_, any_tier);
     if (!begin(0)) return std::nullopt;
@@ -179,7 +179,7 @@ class tier_search {
     double least = s.now;
     for (auto o : needed_)
       if (p_.operations()[o].on == device_tier && (s.run >> o & 1) == 0) least += p_.operations()[o].seconds;
-    const auto far = [&](double x) { return x > 4 * most_ahead_; };
+    const auto far = [&](double x) { return x > 4 * max_ahead_; };
     return least >= optimum_.seconds - slack || (cyclic_ && std::any_of(s.clocks.begin(), s.clocks.end(), far));
   }
   void reach(tier_label s) {
@@ -366,7 +366,7 @@ class tier_search {
   const bool cyclic_;
   const std::vector<operation_id> needed_ = needed_operations(p_);
   std::vector<std::size_t> streams_;  // of each link
-  double most_ahead_ = 0;             // time of all operations and copies, one after the other, s
+  double max_ahead_ = 0;              // time of all operations and copies, one after the other, s
   std::vector<tier_id> homes_, expected_;
   bool improved_ = false, alternates_ = false;
   std::deque<tier_label> labels_;
