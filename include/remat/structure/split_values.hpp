@@ -68,7 +68,7 @@ inline split_problem split_values(const problem& p, bytes_t part_bytes) {
     for (index_t k = 0; k < first[a + 1] - first[a]; ++k)
       all.push_back({static_cast<value_id>(first[a] + k), static_cast<value_id>(first[b] + k)});
   };
-  auto x = p.parts();
+  auto x = p.members();
   x.values = std::move(parts);
   for (auto& op : x.operations) {
     op.inputs = parts_of(op.inputs);
