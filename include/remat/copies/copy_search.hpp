@@ -191,11 +191,11 @@ namespace detail {
 
 /// Picks a wait of the schedule and the copies that follow one another without a gap up to it. Recomputes some of their values
 /// instead.
-/// @param positions of the computations of `laid` in the order that `n` holds
+/// @param positions of the computations of `laid` in the order that `candidate` holds
 /// @return false if no value can be computed again
 template <class Random>
 bool recompute_instead(const problem& p, const order_with_copies& laid, const std::vector<std::size_t>& positions,
-                       order::destroy_repair& n, Random& random) {
+                       order::destroy_repair& candidate, Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
   auto wait = laid.waits[pick(laid.waits.size())];
@@ -227,7 +227,7 @@ bool recompute_instead(const problem& p, const order_with_copies& laid, const st
   std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next > b.next; });
   const bool deep = pick(2) == 0;
   bool any = false;
-  for (const auto& c : choices) any = n.make_again(c.value, positions[c.next], deep) || any;
+  for (const auto& c : choices) any = candidate.recompute_before(c.value, positions[c.next], deep) || any;
   return any;
 }
 
@@ -271,13 +271,13 @@ void change_departures(const std::vector<value_id>& values, const order_with_cop
 /// After some rounds without an improvement, there is a fourth change: which values are offloaded first or never.
 /// `schedule_copies` within the true budget judges each order. Orders are accepted by record-to-record travel, as in
 /// `local_search`.
-/// @param q       the problem of `best` without copies
-/// @param order   a valid order of computations, and the departures, to begin with
+/// @param q              the problem of `best` without copies
+/// @param order          a valid order of computations, and the departures, to begin with
 /// @param virtual_budget of `q`, bytes
-/// @param best    the fastest schedule known; improved
-/// @param m       seed, limits and stop; is told of each improvement
-/// @param o       when to end
-/// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
+/// @param best           the fastest schedule known; improved
+/// @param m              seed, limits and stop; is told of each improvement
+/// @param o              when to end
+/// @param bound          a lower bound on the time of every schedule, s: reported, and the search ends when it is met
 /// @throws bad_option for options out of range, or if the problem allows no copies
 /// Complexity: per round, that of a round of `local_search` and of `schedule_copies`; hundreds of rounds per second for thousands
 /// of operations.
@@ -288,9 +288,9 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
-  order::destroy_repair n(q.problem(), virtual_budget, random());
-  n.load(q.wrap(order.order));
-  auto unwrapped = q.unwrap(n.order());
+  order::destroy_repair candidate(q.problem(), virtual_budget, random());
+  candidate.load(q.wrap(order.order));
+  auto unwrapped = q.unwrap(candidate.order());
   auto departures = order.departures;
   auto current = best.offer({unwrapped.order, departures});
   if (!current) return;
@@ -303,29 +303,29 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
     auto tried = departures;
     switch (random() % (!free.empty() && idle >= o.patience / 5 ? 4 : 3)) {
       case 0:
-        n.destroy();
+        candidate.destroy();
         break;
       case 1:
-        if (!detail::recompute_instead(best.problem(), *current, unwrapped.positions, n, random)) continue;
+        if (!detail::recompute_instead(best.problem(), *current, unwrapped.positions, candidate, random)) continue;
         break;
       case 3:
         detail::change_departures(free, *current, best.problem().values().size(), random, tried);
-        if (random() % 2 == 0) n.destroy();
+        if (random() % 2 == 0) candidate.destroy();
         break;
       default:
-        n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + reach * (2 * part() - 1))));
-        for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
-        n.destroy();
-        n.repair(part(), limit, stop);  // copies may make the room that is still lacking
-        n.retain();
+        candidate.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + reach * (2 * part() - 1))));
+        for (auto shifts = random() % 3; shifts > 0; --shifts) candidate.shift();
+        candidate.destroy();
+        candidate.repair(part(), limit, stop);  // copies may make the room that is still lacking
+        candidate.retain();
     }
-    if (n.seconds() <= limit) {
+    if (candidate.seconds() <= limit) {
       const auto before = best.seconds();
-      auto next = q.unwrap(n.order());
+      auto next = q.unwrap(candidate.order());
       auto laid = best.offer({next.order, tried}, limit * (1 + 1e-9));
       if (best.seconds() < before) best.report(m, "copies", bound);
       if (laid && laid->seconds <= limit) {
-        n.commit();
+        candidate.commit();
         current = std::move(laid);
         unwrapped = std::move(next);
         departures = std::move(tried);
@@ -333,7 +333,7 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
         continue;
       }
     }
-    n.roll_back();
+    candidate.roll_back();
   }
 }
 

@@ -245,7 +245,7 @@ inline std::optional<order_with_copies> schedule_copies(const problem& p, std::s
   if (!o.departures.empty() && o.departures.size() != p.values().size())
     throw bad_option("copy_options.departures must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
                      std::to_string(o.departures.size()));
-  budget = usable(budget);
+  budget = clamp_budget(budget);
   if (!p.plain()) {
     if (const auto why = why_unplannable(p); !why.empty()) throw bad_option("schedule_copies: " + why);
     return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tier_by_tier(p, order, budget, o);

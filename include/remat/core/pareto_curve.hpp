@@ -111,7 +111,7 @@ std::vector<result> solve_points(const problem& p, const std::vector<bytes_t>& b
     std::vector<bytes_t> distinct;
     std::vector<std::size_t> slot;  // of each budget in `distinct`; all budgets above `max_peak` share one
     for (auto budget = budgets.begin(); budget != end; ++budget) {
-      if (const auto largest = usable(*budget); distinct.empty() || distinct.back() != largest) distinct.push_back(largest);
+      if (const auto largest = clamp_budget(*budget); distinct.empty() || distinct.back() != largest) distinct.push_back(largest);
       slot.push_back(distinct.size() - 1);
     }
     const auto answers = distinct.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}

@@ -166,7 +166,7 @@ class problem {
   /// The link from `from` to `to`, or a null pointer if there is none.
   const copy_link* link(tier_id from, tier_id to) const { return system_.find(from, to); }
   /// Bytes that a schedule can use on tier `t`, which is not the device: its budget, at most `max_peak`.
-  bytes_t capacity(tier_id t) const { return usable(tiers()[t].budget.value_or(max_peak)); }
+  bytes_t capacity(tier_id t) const { return clamp_budget(tiers()[t].budget.value_or(max_peak)); }
   /// The targets that become sources of the next step, as given.
   const std::vector<carry>& next() const { return next_; }
   /// True if version 1 of the exchange format has this problem, as most solvers require: a device and a host without limit,

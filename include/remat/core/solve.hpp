@@ -161,7 +161,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   else if (!p.plain() && !plans_tiers(s))
     answer = detail::beyond_solver(p, s.name());
   else
-    answer = s.solve(p, usable(budget), m);
+    answer = s.solve(p, clamp_budget(budget), m);
   return judge(p, budget, s.name(), m, std::move(answer));
 }
 

@@ -71,7 +71,7 @@ class join_by_chain {
     constexpr std::size_t played = 4;  // number of orders to repair: those with the smallest budgets
     if (!options_.evictions) return;
     for (std::size_t i = over.size(); i-- > 0 && i + played >= over.size() && !stop();)
-      order::evict_variously(l.p, over[i], l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
+      order::evict_with_each_exponent(l.p, over[i], l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
   }
 
  private:

@@ -151,7 +151,7 @@ class join_by_outer {
         l.take(c.expand(l.p, compute_order(r.schedule)));
       if (!options_.evictions || count > low || !l.whole) continue;
       const auto start = c.expand(l.p, needed_operations(c.condensed()));
-      order::evict_variously(l.p, start, l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
+      order::evict_with_each_exponent(l.p, start, l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
     }
   }
 

@@ -250,7 +250,7 @@ class automatic {
       if (!state.best.found()) known = all.any(sets, stop), take();
       if (!state.done()) known = all.fastest(state.best.seconds(), sets, stop), take();
     });
-    return known.ended;
+    return known.complete;
   }
   /// Improves the bound by MILPs over several moments. The orders in their solutions become suggestions.
   bound::time_bound prove(search& state, double seconds) const {

@@ -68,10 +68,10 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   };
   if (fits(needed, "store-all") || needed.empty()) return leanest;
 
-  const auto turn = structure::backward_start(p, needed);
+  const auto backward_start = structure::backward_start(p, needed);
   const auto all = least;
-  for (auto leaf = turn / 2; leaf > 0 && !stop(); leaf /= 8) {
-    auto order = order::recursive_checkpoints(p, needed, turn, leaf, longest * needed.size(), stop);
+  for (auto leaf = backward_start / 2; leaf > 0 && !stop(); leaf /= 8) {
+    auto order = order::recursive_checkpoints(p, needed, backward_start, leaf, longest * needed.size(), stop);
     if (!order) break;
     if (fits(*order, "recursive checkpoints")) return leanest;
     if (least > all - all / 20) break;  // too many bytes cross the middle; shorter runs do not help

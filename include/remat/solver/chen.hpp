@@ -180,9 +180,9 @@ class chen {
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
     order::order_builder builder(p);
-    const auto forget = [&](operation_id o) {
+    const auto drop = [&](operation_id o) {
       for (auto x : ops[o].outputs)
-        if (!retained[x]) builder.forget(x);
+        if (!retained[x]) builder.drop(x);
     };
     const auto longest =
         v == variant::last_node ? std::min<std::size_t>(needed.size() * needed.size(), 10'000'000) : 20 * needed.size();
@@ -190,7 +190,7 @@ class chen {
     for (std::size_t k = 0; k < needed.size(); ++k) {
       const auto o = needed[k];
       if (k == backward_start)
-        for (std::size_t i = 0; i < backward_start; ++i) forget(needed[i]);
+        for (std::size_t i = 0; i < backward_start; ++i) drop(needed[i]);
       std::size_t here = 0;  // the last segment from which the operation reads
       for (auto x : ops[o].inputs)
         if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
@@ -199,8 +199,8 @@ class chen {
       // Drop the values of earlier segments that were recomputed only to reach this one.
       if (v != variant::crossing && k >= backward_start)
         for (auto i = from; i + 1 < builder.order().size(); ++i)
-          if (const auto x = builder.order()[i]; v == variant::last_node || segment[x] < here) forget(x);
-      if (v == variant::last_node && before != none) forget(before);
+          if (const auto x = builder.order()[i]; v == variant::last_node || segment[x] < here) drop(x);
+      if (v == variant::last_node && before != none) drop(before);
       before = o;
     }
     return builder.finish();

@@ -77,20 +77,20 @@ inline std::optional<std::vector<operation_id>> defer_across(const problem& p, c
   const auto& op = p.operations()[order[at]];
   for (const auto* used : {&op.inputs, &op.outputs})
     for (auto v : *used) kept[v] = true;
-  const auto forget = [&](bool targets) {
+  const auto drop = [&](bool targets) {
     for (value_id v = 0; v < kept.size(); ++v)
-      if (!kept[v] && (targets || !p.is_target(v))) builder.forget(v);
+      if (!kept[v] && (targets || !p.is_target(v))) builder.drop(v);
   };
   for (std::size_t k = 0; k < order.size(); ++k) {
-    if (k == at) forget(true);
+    if (k == at) drop(true);
     const auto& outputs = p.operations()[order[k]].outputs;
-    const bool useless = k > at && std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return builder.there(v); });
+    const bool useless = k > at && std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return builder.on_device(v); });
     if (!useless && !builder.run(order[k])) return std::nullopt;
   }
   for (auto v : p.targets()) {
-    if (builder.there(v)) continue;
-    forget(false);
-    if (!builder.make(std::vector{v})) return std::nullopt;
+    if (builder.on_device(v)) continue;
+    drop(false);
+    if (!builder.compute_values(std::vector{v})) return std::nullopt;
   }
   return builder.finish();
 }
@@ -126,18 +126,18 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
       for (std::size_t k = 0; k < at; ++k)
         for (auto v : p.operations()[order[k]].outputs) there[v] = true;
       const auto working_set = cut.working_set(order[at]);
-      order::destroy_repair n(p, aim, first);
+      order::destroy_repair candidate(p, aim, first);
       for (std::size_t i = 0; i < parts.size(); ++i) {
         const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
         for (const auto& [bytes, kept] : detail::sets_kept_across(p, cut, order[at], aim - working_set, there, large))
           if (const auto later = detail::defer_across(p, order, at, kept))
             for (const double spread : {0.0, 1.0}) {
               if (stop && stop()) return std::nullopt;
-              n.load(*later);
+              candidate.load(*later);
               std::size_t drops = 0;
-              if (n.repair(spread, std::numeric_limits<double>::infinity(),
-                           [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
-                return n.order();
+              if (candidate.repair(spread, std::numeric_limits<double>::infinity(),
+                                   [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
+                return candidate.order();
             }
       }
       return std::nullopt;

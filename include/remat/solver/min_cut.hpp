@@ -251,25 +251,25 @@ class min_cut {
     std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
     std::vector<std::vector<operation_id>> good;  // each faster than all before
-    order::destroy_repair n(p, budget, m.limits().seed);
+    order::destroy_repair candidate(p, budget, m.limits().seed);
     const auto each = operations * std::max<std::size_t>(1, operations / 1000);  // cost of a repair: a pass for each drop
     const auto worth_it = [&](std::size_t i) { return std::max<std::size_t>(i, best.found()) * each <= options_.repairs; };
     for (std::size_t i = 0; i < order.size() && worth_it(i) && !stop() && !good_enough(); ++i) {
-      n.load(order[i]->order);
-      if (!n.repair(0, best.seconds() * 1.5, stop)) continue;
-      n.retain(false, stop);
+      candidate.load(order[i]->order);
+      if (!candidate.repair(0, best.seconds() * 1.5, stop)) continue;
+      candidate.retain(false, stop);
       const auto before = best.seconds();
-      offer(n.order(), "repairs");
+      offer(candidate.order(), "repairs");
       if (best.seconds() < before) good.push_back(best.order());
     }
     for (const double distance : order::eviction::distances)
       for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough();
            ++i)
         if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
-          n.load(*played);
-          n.retain(false, stop);
+          candidate.load(*played);
+          candidate.retain(false, stop);
           const auto before = best.seconds();
-          offer(n.order(), "evictions");
+          offer(candidate.order(), "evictions");
           if (best.seconds() < before) good.push_back(best.order());
         }
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)

@@ -347,12 +347,12 @@ class offmate {
   /// If nothing fits, moves operations: the memory for values that cannot move, or for a full tier, depends on their readers.
   static void reorder(scan& state, const std::vector<operation_id>& needed) {
     if (std::isfinite(state.best.seconds()) || state.m.stopped()) return;
-    order::destroy_repair n(state.plain, state.max_budget, state.m.limits().seed);
-    n.load(needed);
+    order::destroy_repair candidate(state.plain, state.max_budget, state.m.limits().seed);
+    candidate.load(needed);
     for (int tries = 0; tries < 200 && !std::isfinite(state.best.seconds()) && !state.m.stopped(); ++tries) {
-      n.shift();
-      n.commit();
-      state.offer(n.order(), state.fixed, state.max_budget);
+      candidate.shift();
+      candidate.commit();
+      state.offer(candidate.order(), state.fixed, state.max_budget);
     }
   }
   /// Plans the virtual problem of a start by Inner, and offers the schedules.

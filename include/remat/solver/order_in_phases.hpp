@@ -118,13 +118,13 @@ inline std::optional<std::vector<operation_id>> order_by_phases(const problem& p
 inline std::optional<std::vector<operation_id>> order_within(const problem& p, bytes_t budget, std::size_t depth,
                                                              const std::function<bool()>& stop) {
   const auto start = needed_operations(p);
-  order::destroy_repair n(p, budget, 1);
+  order::destroy_repair candidate(p, budget, 1);
   for (const double spread : {0.0, 1.0}) {
     if (stop && stop()) return std::nullopt;
-    n.load(start);
+    candidate.load(start);
     std::size_t drops = 0;
     const auto enough = [&] { return drops++ > 50 + start.size() / 4 || (stop && stop()); };
-    if (n.repair(spread, std::numeric_limits<double>::infinity(), enough)) return n.order();
+    if (candidate.repair(spread, std::numeric_limits<double>::infinity(), enough)) return candidate.order();
   }
   constexpr std::size_t deepest = 3;
   return depth < deepest ? order_by_phases(p, budget, depth + 1, stop) : std::nullopt;

@@ -129,7 +129,7 @@ struct tier_prefix {
 inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
   const auto chain = copies::tier_chain(p);
   std::vector<tier_prefix> all;
-  tier_prefix prefix{tier_set{}, usable(budget)};
+  tier_prefix prefix{tier_set{}, clamp_budget(budget)};
   for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
     if (i > 0 && !p.tiers()[chain[i]].budget) break;
     if (i > 0) prefix.budget += p.capacity(chain[i]);
