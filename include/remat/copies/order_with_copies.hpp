@@ -54,8 +54,8 @@ struct order_with_copies {
   /// A copy between the device and the host.
   struct transfer {
     value_id value;
-    std::size_t next;   ///< position in the order of the next use of the value
-    double begin, end;  ///< s
+    std::size_t next_use;  ///< position in the order of the next use of the value
+    double begin, end;     ///< s
   };
   remat::schedule schedule;
   double seconds = 0;  ///< upper bound on the time, s: it includes useless copies that are no longer in `schedule`
