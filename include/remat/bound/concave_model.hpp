@@ -22,7 +22,7 @@ namespace remat::bound {
 /// @code
 /// remat::bound::concave_model m({1.0});        // 0 <= x <= 1
 /// m.add(0, {2}), m.add(1, {-1});               // 2 x and 1 - x
-/// auto [most, at] = m.maximum();               // 2/3, at x = 1/3
+/// auto [highest, x] = m.maximum();             // 2/3, at x = 1/3
 /// @endcode
 class concave_model {
  public:
@@ -44,12 +44,12 @@ class concave_model {
     std::copy(weights.begin(), weights.end(), c.a.begin() + 1);
     columns_.push_back(c);
   }
-  /// Adds the function at + slope * x.
-  void add(double at, const point& slope) {
-    column c{{1}, at};
+  /// Adds the function constant + slope * x.
+  void add(double constant, const point& slope) {
+    column c{{1}, constant};
     for (std::size_t i = 0; i + 1 < rows_; ++i) c.a[i + 1] = -slope[i];
-    if (!begun_) {  // the first function starts the basis
-      begun_ = true;
+    if (!has_basis_) {  // the first function starts the basis
+      has_basis_ = true;
       basis_[0] = columns_.size();
       for (std::size_t i = 0; i + 1 < rows_; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
     }
@@ -119,7 +119,7 @@ class concave_model {
   }
 
   std::size_t rows_;
-  bool begun_ = false;
+  bool has_basis_ = false;
   std::vector<column> columns_;
   std::array<std::size_t, max_dimensions + 1> basis_{};
 };

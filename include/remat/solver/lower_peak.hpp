@@ -53,7 +53,7 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(con
     const auto price = all / (p.total_seconds() + 1e-30);
     for (operation_id o = 0; o < ops.size(); ++o)
       if (cut.working_set(o) < large) prices[o] = static_cast<bytes_t>(price * ops[o].seconds);
-    auto lean = cut.kept(last, there, prices);
+    auto lean = cut.values_to_keep_across(last, there, prices);
     if (lean == rich) continue;
     add(lean);
     for (std::size_t part = 1; !rich.empty() && part < mixtures; ++part)

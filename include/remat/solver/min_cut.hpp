@@ -73,7 +73,7 @@ class min_cut {
   }
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    shared known;
+    shared_state known;
     return solve(p, budget, known, m);
   }
 
@@ -89,7 +89,7 @@ class min_cut {
     std::iota(ascending.begin(), ascending.end(), std::size_t{0});
     std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
     std::vector<result> results(budgets.size());
-    shared known;
+    shared_state known;
     for (std::size_t i = 0; i < ascending.size(); ++i) {
       const auto budget = budgets[ascending[i]];
       results[ascending[i]] = budget_slice(p, budget, name(), m, static_cast<double>(ascending.size() - i),
@@ -115,16 +115,16 @@ class min_cut {
   };
 
   /// State that is shared by searches for rising budgets.
-  struct shared {
+  struct shared_state {
     std::vector<moment> cuts;
     std::vector<start> starts;
     std::vector<operation_id> fastest;  // order so far
-    bytes_t needed = 0;                 // no schedule fits a smaller budget
+    bytes_t budget_bound = 0;                 // no schedule fits a smaller budget
   };
 
-  result solve(const problem& p, bytes_t budget, shared& known, monitor& m) const {
+  result solve(const problem& p, bytes_t budget, shared_state& known, monitor& m) const {
     result r;
-    r.budget_bound = known.needed;
+    r.budget_bound = known.budget_bound;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
       if (!known.fastest.empty()) best.offer(known.fastest);
@@ -132,7 +132,7 @@ class min_cut {
       auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
       fit(p, budget, cuts, best, m);
       if (options_.bound) prove_bound(p, budget, r, m.stop_check());
-      known.needed = r.budget_bound;
+      known.budget_bound = r.budget_bound;
       if (r.status == status::infeasible) return r;
       if (!best.found() && !options_.start) lower(p, {}, best, m);
       known.cuts = std::move(cuts);

@@ -81,7 +81,7 @@ inline std::optional<std::vector<operation_id>> order_through(const problem& p, 
   for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
   for (const auto& operations : phases) {
     for (auto o : operations) cut.forbid(o);
-    auto kept = cut.kept();
+    auto kept = cut.values_to_keep();
     for (value_id v = 0; v < kept.size(); ++v) kept[v] = kept[v] || p.values()[v].held;
     const auto part = phase_between(p, there, kept, ended);
     if (!part) return std::nullopt;

@@ -104,8 +104,8 @@ class tier_turn {
     const auto& q = part.p;
     const bool cyclic = turn_ != any_tier, gate = cyclic && is_gate(p_, inside, turn_);
     for (operation_id o = 0; o < part.operations.size(); ++o) {
-      x.first.push_back(first_[part.operations[o]]);
-      x.moments.push_back(x.first[o] >= 0 && p_.operations()[part.operations[o]].on == device_tier);
+      x.earliest.push_back(first_[part.operations[o]]);
+      x.may_be_tau.push_back(x.earliest[o] >= 0 && p_.operations()[part.operations[o]].on == device_tier);
     }
     const auto in_time = [&](value_id v) {
       return all_begins() || (gate && !(q.is_source(v) && p_.values()[v].starts == turn_));
@@ -113,15 +113,15 @@ class tier_turn {
     for (value_id v = 0; v < q.values().size(); ++v) {
       const bool real = v < p_.values().size();
       const bool dropped = real && gate && !stay_[v].has(turn_);
-      x.goes.push_back(real && in_time(v));
-      x.leaves.push_back(
+      x.offloads_within.push_back(real && in_time(v));
+      x.final_offload_within.push_back(
           real && (cyclic ? dropped : p_.is_target(v) && p_.values()[v].ends != any_tier && !inside.has(p_.values()[v].ends)));
       const auto readers = q.consumers(v);
-      x.comes.push_back(real && (dropped || std::all_of(readers.begin(), readers.end(), [&](operation_id o) {
-                                   const auto reader = part.operations[o];
-                                   return p_.operations()[reader].on == device_tier ||
-                                          (q.operations()[o].once && last_[reader] != never);
-                                 })));
+      x.prefetches_within.push_back(real && (dropped || std::all_of(readers.begin(), readers.end(), [&](operation_id o) {
+                                               const auto reader = part.operations[o];
+                                               return p_.operations()[reader].on == device_tier ||
+                                                      (q.operations()[o].once && last_[reader] != never);
+                                             })));
     }
   }
 
