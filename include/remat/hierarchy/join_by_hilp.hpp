@@ -45,7 +45,7 @@ class join_by_hilp {
     o.cutoff = l.seconds() / form.unit();
     o.poll = [&](double, double) { return m.stopped(); };
     const auto s = milp::solve(backend_, program, o);
-    if (s.found()) l.take(form.order(s.x));
+    if (s.found()) l.offer(form.order(s.x));
   }
 
  private:

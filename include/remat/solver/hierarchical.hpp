@@ -223,7 +223,7 @@ class hierarchical {
     }
     std::vector<const hierarchy::part_option*> chosen;
     for (const auto& o : listed) chosen.push_back(&o);
-    if (const hierarchy::condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.stuck());
+    if (const hierarchy::condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.why_impossible());
     return parts;
   }
 
