@@ -119,7 +119,7 @@ class min_cut {
     std::vector<moment> cuts;
     std::vector<start> starts;
     std::vector<operation_id> fastest;  // order so far
-    bytes_t budget_bound = 0;                 // no schedule fits a smaller budget
+    bytes_t budget_bound = 0;           // no schedule fits a smaller budget
   };
 
   result solve(const problem& p, bytes_t budget, shared_state& known, monitor& m) const {
@@ -129,8 +129,8 @@ class min_cut {
     if (!best.offer(needed_operations(p))) {
       if (!known.fastest.empty()) best.offer(known.fastest);
       if (options_.start) lower(p, options_.start, best, m);
-      auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
-      fit(p, budget, cuts, best, m);
+      auto cuts = known.cuts.empty() ? heaviest_moments(p, budget, m) : std::move(known.cuts);
+      offer_fitting(p, budget, cuts, best, m);
       if (options_.bound) prove_bound(p, budget, r, m.stop_check());
       known.budget_bound = r.budget_bound;
       if (r.status == status::infeasible) return r;
@@ -174,7 +174,7 @@ class min_cut {
   }
 
   /// The heaviest moments, with their cuts.
-  std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
+  std::vector<moment> heaviest_moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
     for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, m.stop_check()))
       if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
@@ -183,25 +183,25 @@ class min_cut {
 
   /// Offers the cuts that fit. If the richer neighbour of one does not fit, bisects for the mixture of both that just fits.
   /// Complexity: O(cuts + log(operations)) orders played per moment.
-  void fit(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
-    for (const auto& at : moments) {
+  void offer_fitting(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
+    for (const auto& heavy : moments) {
       const auto fits = [&](const choice& c) {
-        const auto order = order::replay(p, {at.tau}, {c.retained});
+        const auto order = order::replay(p, {heavy.tau}, {c.retained});
         if (!order) return false;
         if (measure_order(p, *order).peak > budget) return false;
         if (best.offer(*order)) m.report({.stage = "cuts", .best = best.seconds()});
         return true;
       };
-      bool before = true;
-      for (std::size_t i = 0; i < at.choices.size() && !m.stopped(); ++i) {
-        const bool fitting = fits(at.choices[i]);
-        index_t low = 0,
-                high = fitting && !before ? index_t{at.tau} : 0;  // the mixture with `high` fits, that with `low` does not
+      bool previous_fits = true;
+      for (std::size_t i = 0; i < heavy.choices.size() && !m.stopped(); ++i) {
+        const bool fitting = fits(heavy.choices[i]);
+        index_t low = 0, high = fitting && !previous_fits ? index_t{heavy.tau}
+                                                          : 0;  // the mixture with `high` fits, that with `low` does not
         while (low + 1 < high && !m.stopped()) {
           const auto middle = low + (high - low) / 2;
-          (fits(mix(p, at.choices[i], at.choices[i - 1], middle)) ? high : low) = middle;
+          (fits(mix(p, heavy.choices[i], heavy.choices[i - 1], middle)) ? high : low) = middle;
         }
-        before = fitting;
+        previous_fits = fitting;
       }
     }
   }
@@ -237,45 +237,48 @@ class min_cut {
       if (best.offer(order)) best.report(m, stage, bound);
     };
     const auto good_enough = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
-    std::vector<const start*> order;
+    std::vector<const start*> by_estimate;
     for (const auto& s : starts) {
       if (s.peak <= budget) offer(s.order, "cuts");
-      order.push_back(&s);
+      by_estimate.push_back(&s);
     }
     // Estimate: a byte over the budget costs as much time as a byte that the order has already saved.
-    const auto promise = [&](const start& s) {
+    const auto estimated_seconds = [&](const start& s) {
       const auto saved = static_cast<double>(starts[0].peak - s.peak) + 0.05 * static_cast<double>(starts[0].peak);
       const auto over = static_cast<double>(std::max<bytes_t>(0, s.peak - budget));
       return s.seconds + over * (s.seconds - starts[0].seconds + 0.01 * starts[0].seconds) / std::max(saved, 1.0);
     };
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
+    std::stable_sort(by_estimate.begin(), by_estimate.end(),
+                     [&](auto a, auto b) { return estimated_seconds(*a) < estimated_seconds(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
-    std::vector<std::vector<operation_id>> good;  // each faster than all before
+    std::vector<std::vector<operation_id>> improving_orders;  // each faster than all before
     order::destroy_repair candidate(p, budget, m.limits().seed);
-    const auto each = operations * std::max<std::size_t>(1, operations / 1000);  // cost of a repair: a pass for each drop
-    const auto worth_it = [&](std::size_t i) { return std::max<std::size_t>(i, best.found()) * each <= options_.repairs; };
-    for (std::size_t i = 0; i < order.size() && worth_it(i) && !stop() && !good_enough(); ++i) {
-      candidate.load(order[i]->order);
+    const auto repair_cost = operations * std::max<std::size_t>(1, operations / 1000);  // cost of a repair: a pass for each drop
+    const auto affordable = [&](std::size_t i) {
+      return std::max<std::size_t>(i, best.found()) * repair_cost <= options_.repairs;
+    };
+    for (std::size_t i = 0; i < by_estimate.size() && affordable(i) && !stop() && !good_enough(); ++i) {
+      candidate.load(by_estimate[i]->order);
       if (!candidate.repair(0, best.seconds() * 1.5, stop)) continue;
       candidate.retain(false, stop);
       const auto before = best.seconds();
       offer(candidate.order(), "repairs");
-      if (best.seconds() < before) good.push_back(best.order());
+      if (best.seconds() < before) improving_orders.push_back(best.order());
     }
     for (const double distance : order::eviction::distances)
-      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough();
-           ++i)
-        if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
-          candidate.load(*played);
+      for (std::size_t i = 0;
+           i < by_estimate.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough(); ++i)
+        if (auto evicted = order::eviction(p, by_estimate[i]->order).run(budget, {.distance = distance}, stop)) {
+          candidate.load(*evicted);
           candidate.retain(false, stop);
           const auto before = best.seconds();
           offer(candidate.order(), "evictions");
-          if (best.seconds() < before) good.push_back(best.order());
+          if (best.seconds() < before) improving_orders.push_back(best.order());
         }
-    for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
-      offer(order::retain_more(p, good[i], budget, stop), "retention");
+    for (std::size_t i = improving_orders.size(); i-- > 0 && i + 3 >= improving_orders.size() && !stop() && !good_enough();)
+      offer(order::retain_more(p, improving_orders[i], budget, stop), "retention");
     if (options_.effort > 0 && !stop() && !good_enough())
-      order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
+      order::local_search(p, best.found() ? best.order() : by_estimate[0]->order, best, m,
                           {.patience = order::patience_for(p, options_.effort)}, bound);
   }
 

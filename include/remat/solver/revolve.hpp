@@ -65,13 +65,13 @@ class revolve {
       if (n < 2) {
         r = refused(structure::no_chain);
       } else {
-        binomial(p, blocks, best, m);
+        plan_binomial(p, blocks, best, m);
         auto cut = options_.blocks;
         cut.most = std::min(cut.most, options_.links);
         for (std::size_t before = 0; !m.stopped(); cut.size *= 2) {
           const auto links = structure::find_partition(p, cut, m.stop_check());
           if (links.size() < 2) break;
-          if (links.size() != std::exchange(before, links.size())) unequal(p, budget, links, best, m);
+          if (links.size() != std::exchange(before, links.size())) plan_unequal(p, budget, links, best, m);
         }
       }
     }
@@ -84,21 +84,21 @@ class revolve {
 
   /// Moves operations at the beginning of a block's backward into the backward of the next block, if they read from the block's
   /// own forward only values that the forward of the next block reads as well. Nothing has to be recomputed for them then.
-  static structure::partition shifted(const problem& p, structure::partition blocks) {
+  static structure::partition with_early_backward(const problem& p, structure::partition blocks) {
     const auto contains = [](const std::vector<operation_id>& list, operation_id o) {
       return std::binary_search(list.begin(), list.end(), o);
     };
     for (auto i = blocks.size() - 1; i-- > 0;) {
       auto& backward = blocks[i].backward;
       auto& after = blocks[i + 1];
-      const auto there = [&](value_id v) {
+      const auto available = [&](value_id v) {
         const auto readers = p.consumers(v);
         return p.is_source(v) || !contains(blocks[i].forward, p.producer(v)) ||
                std::any_of(readers.begin(), readers.end(), [&](operation_id o) { return contains(after.forward, o); });
       };
       const auto end = std::find_if_not(backward.begin(), backward.end(), [&](operation_id o) {
         const auto& inputs = p.operations()[o].inputs;
-        return std::all_of(inputs.begin(), inputs.end(), there);
+        return std::all_of(inputs.begin(), inputs.end(), available);
       });
       after.backward.insert(after.backward.end(), backward.begin(), end);
       backward.erase(backward.begin(), end);
@@ -106,8 +106,8 @@ class revolve {
     return blocks;
   }
 
-  static void binomial(const problem& p, const structure::partition& blocks, incumbent& best, monitor& m) {
-    const hierarchy::saved_parts parts(p, shifted(p, blocks));
+  static void plan_binomial(const problem& p, const structure::partition& blocks, incumbent& best, monitor& m) {
+    const hierarchy::saved_parts parts(p, with_early_backward(p, blocks));
     const auto n = parts.size();
     // The most slots that fit, by bisection: more slots take more memory and less time.
     const auto fits = [&](std::size_t slots) {
@@ -127,17 +127,17 @@ class revolve {
     }
   }
 
-  void unequal(const problem& p, bytes_t budget, const structure::partition& blocks, incumbent& best, monitor& m) const {
-    const hierarchy::saved_parts parts(p, shifted(p, blocks));
+  void plan_unequal(const problem& p, bytes_t budget, const structure::partition& blocks, incumbent& best, monitor& m) const {
+    const hierarchy::saved_parts parts(p, with_early_backward(p, blocks));
     // The table counts memory too high, so schedules for somewhat larger budgets are evaluated as well.
     const auto table_budget = std::max<bytes_t>(0, budget - parts.chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
     const chain::persistent_table table(parts.chain().model(), table_budget,
                                         {.slots = options_.slots, .stop = m.stop_check(), .inputs_only = true});
     const auto front = table.front();
-    std::size_t more = 40;
-    for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
-      if (best.offer(parts.chain().order(table.steps(at->first)))) best.report(m, "unequal blocks");
-      if (best.found()) --more;
+    std::size_t remaining_tries = 40;
+    for (auto point = front.rbegin(); point != front.rend() && remaining_tries > 0 && !m.stopped(); ++point) {
+      if (best.offer(parts.chain().order(table.steps(point->first)))) best.report(m, "unequal blocks");
+      if (best.found()) --remaining_tries;
     }
   }
 
