@@ -66,13 +66,14 @@ class separator_walk {
     if (divided) {
       own = separator(part, own);
       for (auto o : missing)
-        if (tree_.home(o) != part) wanted_later[child(this_part, o)].emplace_back(stage_[o], o);
+        if (tree_.part_of(o) != part) wanted_later[child(this_part, o)].emplace_back(stage_[o], o);
     }
     std::vector<std::vector<operation_id>> reads(children);
     for (std::size_t k = 0; k < own.size(); ++k) {
       if (divided) {
         for (auto producer : producers(own[k]))
-          if (tree_.within(producer, part) && tree_.home(producer) != part) reads[child(this_part, producer)].push_back(producer);
+          if (tree_.is_within(producer, part) && tree_.part_of(producer) != part)
+            reads[child(this_part, producer)].push_back(producer);
         for (std::size_t c = 0; c < reads.size(); ++c)
           if (!reads[c].empty() && !compute(this_part.children[c], with_ready(reads[c], wanted_later[c], k))) return false;
       }
@@ -85,7 +86,7 @@ class separator_walk {
     for (std::size_t c = 0; c < wanted_later.size(); ++c)
       if (!wanted_later[c].empty() && !compute(this_part.children[c], with_ready({}, wanted_later[c], own.size()))) return false;
     for (auto o : missing)
-      if (!divided || tree_.home(o) == part) ++hold_count_[o];
+      if (!divided || tree_.part_of(o) == part) ++hold_count_[o];
     for (auto o : own) --hold_count_[o];
     return true;
   }
@@ -102,7 +103,7 @@ class separator_walk {
     ++stamp_;
     std::vector<operation_id> list;
     const auto add = [&](operation_id o) {
-      if (hold_count_[o] > 0 || visited_[o] == stamp_ || !tree_.within(o, part)) return;
+      if (hold_count_[o] > 0 || visited_[o] == stamp_ || !tree_.is_within(o, part)) return;
       visited_[o] = stamp_;
       list.push_back(o);
     };
@@ -129,14 +130,14 @@ class separator_walk {
       stage_[o] = 0;
       for (auto producer : producers(o))
         if (visited_[producer] == stamp_) stage_[o] = std::max(stage_[o], stage_[producer]);
-      if (tree_.home(o) != part) continue;
+      if (tree_.part_of(o) != part) continue;
       chosen.push_back(o);
       stage_[o] = static_cast<index_t>(chosen.size());
     }
     return chosen;
   }
   std::size_t child(const structure::separator_tree::part& x, operation_id o) const {
-    const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.home(o));
+    const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.part_of(o));
     return static_cast<std::size_t>(after - x.children.begin()) - 1;
   }
   /// Moves from `wanted_later` to `list` the operations that are wanted later and can run after `stage` operations of the
