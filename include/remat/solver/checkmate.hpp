@@ -146,7 +146,7 @@ class checkmate {
   class forms {
    public:
     forms(const checkmate& method, const problem& p, bytes_t smallest)
-        : method_(method), p_(p), smallest_(smallest), trivial_(bounds_without_search(p)) {
+        : method_(method), p_(p), smallest_(smallest), bounds_(bounds_without_search(p)) {
       rules_ = method.options_.rules;
       if (rules_.order.empty() && method.options_.order_of_start && method.options_.start)
         rules_.order = staged::first_computations(p, *method.options_.start);
@@ -166,8 +166,8 @@ class checkmate {
       best.offer(needed_operations(p_));
       if (method_.options_.start) best.offer(compute_order(*method_.options_.start));
       if (hint) best.offer(*hint);
-      if (restricted_) search(budget, *restricted_, restricted_form_, trivial_.seconds, m, best, r);
-      search(budget, rules_, form_, std::max(floor, trivial_.seconds), m, best, r);
+      if (restricted_) search(budget, *restricted_, restricted_form_, bounds_.seconds, m, best, r);
+      search(budget, rules_, form_, std::max(floor, bounds_.seconds), m, best, r);
       if (std::isinf(r.scope_bound))
         r.reason = "proven: none of the " + r.scope + " fits";
       else if (r.reason.empty())
@@ -190,9 +190,9 @@ class checkmate {
       const auto report = [&](double objective, double bound) {
         const auto known = bound > 0 ? ", bound " + std::to_string(bound) + " s" : "";
         if (best.seconds() <= objective)
-          best.report(m, r.scope + known, trivial_.seconds);
+          best.report(m, r.scope + known, bounds_.seconds);
         else
-          m.report({.stage = r.scope + known, .best = objective, .bound = trivial_.seconds});
+          m.report({.stage = r.scope + known, .best = objective, .bound = bounds_.seconds});
         return m.stopped();
       };
       if (report(milp::infinity, floor)) return;
@@ -218,7 +218,7 @@ class checkmate {
     const checkmate& method_;
     const problem& p_;
     bytes_t smallest_;
-    trivial_bounds trivial_;
+    problem_bounds bounds_;
     staged::staging rules_;
     std::optional<staged::staging> restricted_;
     std::optional<Form> restricted_form_, form_;
