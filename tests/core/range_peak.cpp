@@ -33,7 +33,7 @@ TEST_CASE("range_peak agrees with a plain array") {
       const auto until =
           static_cast<std::size_t>(uniform(g, static_cast<std::int64_t>(at) + 1, static_cast<std::int64_t>(plain.size())));
       REQUIRE(tree.max(at, until) == *std::max_element(plain.begin() + static_cast<std::ptrdiff_t>(at),
-                                                        plain.begin() + static_cast<std::ptrdiff_t>(until)));
+                                                       plain.begin() + static_cast<std::ptrdiff_t>(until)));
     }
   }
 }

@@ -291,7 +291,7 @@ class hilp_model {
     // True if the value is of use after this phase. A once-only node counts only if its run is still to come.
     const bool useful = target || std::any_of(v.users.begin(), v.users.end(),
                                               [&](std::size_t u) { return u > t || (!phase.last && !nodes_[u].once); });
-    const auto after = phase.last ? constant(target ? 1 : 0) : useful ? builder_.binary(0) : constant(0);
+    auto after = phase.last ? constant(target ? 1 : 0) : useful ? builder_.binary(0) : constant(0);
     auto level = v.maker == none ? before : add_maker(phase, v, before, size);
     auto from = v.maker == none ? 0 : static_cast<std::size_t>(v.maker) + 1;  // the first row that `level` counts in
     for (std::size_t n = 0; n < v.users.size() && v.users[n] <= t; ++n) {
