@@ -29,7 +29,7 @@ remat::problem with_memory(const remat::problem& p, const std::string& kind) {
   double bytes = 0;
   for (const auto& v : p.values()) bytes += static_cast<double>(v.bytes);
   const double rate = bytes / 4 / p.total_seconds();
-  auto x = p.parts();
+  auto x = p.members();
   x.copies = remat::copy_rates{rate, rate};
   if (kind == "tiers") {
     x.system.tiers = {{"device"}, {"host", remat::measure_store_all(p).peak / 2}, {"disk"}};

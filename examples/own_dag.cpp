@@ -43,7 +43,7 @@ struct measured {
   std::int64_t bytes(int v) const { return at(v).bytes; }
   const std::string& name(int v) const { return at(v).name; }
 };
-static_assert(remat::gives<measured, network, remat::cost_member::name>);  // a misspelt member would be ignored
+static_assert(remat::cost_model_with<measured, network, remat::cost_member::name>);  // a misspelt member would be ignored
 
 // Visitor: prints each step of a schedule. The visitor of own_framework.cpp runs the steps.
 struct printer {

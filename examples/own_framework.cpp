@@ -174,7 +174,7 @@ struct costs {
   }
 };
 using member = remat::cost_member;
-static_assert(remat::gives<costs, network, member::held, member::backward, member::name, member::reads>);
+static_assert(remat::cost_model_with<costs, network, member::held, member::backward, member::name, member::reads>);
 
 // 5. The visitor that runs a schedule, with a buffer for each result.
 struct device {

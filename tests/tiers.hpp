@@ -67,7 +67,7 @@ inline std::optional<evaluation> evaluated(const problem& p, const schedule& s) 
 
 /// The problem with other budgets of its tiers.
 inline problem with_budgets(const problem& p, const std::vector<std::optional<bytes_t>>& budgets) {
-  auto x = p.parts();
+  auto x = p.members();
   for (std::size_t t = 0; t < budgets.size(); ++t) x.system.tiers[t].budget = budgets[t];
   return problem(std::move(x));
 }

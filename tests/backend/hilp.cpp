@@ -50,7 +50,7 @@ std::optional<joined> hilp_optimum(const milp::any_backend& library, const probl
   hierarchy::hilp_model form(l, 100);
   const auto s = milp::solve(library, form.build(), {.gap = 0});
   if (!s.found()) return std::nullopt;
-  REQUIRE(l.take(form.order(s.x)));
+  REQUIRE(l.offer(form.order(s.x)));
   REQUIRE(best.seconds() <= s.objective * form.unit() * (1 + 1e-9));
   return joined{s.objective * form.unit(), best.seconds()};
 }

@@ -149,7 +149,7 @@ void check_moment_orders(const milp::any_backend& library, std::uint64_t seed, i
   for (int k = 0; k < count; ++k) {
     const auto p = random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 4, 8)), .target = 30});
     const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak - 1;
-    if (p.values().size() > 20 || low > high || !order::exact_order_search::takes(p)) continue;
+    if (p.values().size() > 20 || low > high || !order::exact_order_search::supports(p)) continue;
     const auto budget = uniform(g, low, high);
     const auto known = order::exact_order_search(p, budget).fastest();
     if (!known.order) continue;

@@ -148,7 +148,7 @@ TEST_CASE("the recurrence with copies equals the enumeration of its choices", "[
     moved += moves > 0;
     both += moves > 0 && forwards > 0;
     // A narrow search is not faster.
-    CHECK(chain::fastest_with_copies(c, budget, rates, table, {.most_labels = 1}).seconds >= answer.seconds * (1 - 1e-9));
+    CHECK(chain::fastest_with_copies(c, budget, rates, table, {.max_labels = 1}).seconds >= answer.seconds * (1 - 1e-9));
   }
   CAPTURE(compared, moved, both);
   CHECK(compared > 200);
@@ -193,9 +193,9 @@ TEST_CASE("the search with copies: empty chains, long chains, and an early stop"
   for (const auto& l : c.links) all += l.options[0].saved + l.kept;
   const chain::persistent_table table(c, all, {.slots = 200});
   const copy_rates rates{0.5, 0.5, 0};
-  CHECK_THROWS_WITH(chain::fastest_with_copies(c, all, rates, table, {.most_labels = 0}), Catch::Contains("most_labels"));
-  const auto wide = chain::fastest_with_copies(c, all / 2, rates, table, {.most_labels = 400});
-  const auto narrow = chain::fastest_with_copies(c, all / 2, rates, table, {.most_labels = 20});
+  CHECK_THROWS_WITH(chain::fastest_with_copies(c, all, rates, table, {.max_labels = 0}), Catch::Contains("max_labels"));
+  const auto wide = chain::fastest_with_copies(c, all / 2, rates, table, {.max_labels = 400});
+  const auto narrow = chain::fastest_with_copies(c, all / 2, rates, table, {.max_labels = 20});
   REQUIRE((wide.found() && narrow.found()));
   CHECK(wide.seconds <= narrow.seconds);
   CHECK(std::count_if(wide.steps.begin(), wide.steps.end(), [](const auto& s) { return s.what == step_kind::backward; }) == 120);

@@ -198,7 +198,7 @@ TEST_CASE("the search for one budget equals the table on longer chains", "[long]
       REQUIRE(seconds == Approx(answer.seconds).epsilon(1e-9));
       REQUIRE(peak <= budget);
       // With few labels: a valid schedule and a valid bound.
-      const auto rough = chain::fastest_persistent(c, budget, {.most_labels = 1});
+      const auto rough = chain::fastest_persistent(c, budget, {.max_labels = 1});
       CHECK(rough.seconds >= answer.seconds * (1 - 1e-9));
       CHECK(rough.bound <= answer.seconds * (1 + 1e-9));
       if (rough.found()) CHECK(simulate(c, rough.steps).second <= budget);
@@ -215,7 +215,7 @@ TEST_CASE("the search for one budget: degenerate chains, long chains, an early s
   CHECK_FALSE(chain::fastest_persistent(c, -1).found());
   auto free = c;  // recomputation costs nothing
   for (auto& l : free.links) l.checkpoint_seconds = 0;
-  const auto cheap = chain::fastest_persistent(free, 200, {.most_labels = 10000});
+  const auto cheap = chain::fastest_persistent(free, 200, {.max_labels = 10000});
   CHECK(cheap.bound <= cheap.seconds);
 
   chain::chain_answer answers[2];
@@ -240,7 +240,7 @@ TEST_CASE("the search for one budget: degenerate chains, long chains, an early s
   CHECK(polls == 2001);
   const chain::heterogeneous_chain same{
       std::vector<chain::heterogeneous_chain::link>(400, {10, 10, {{60, 2, 4, 0, 10}}, 2, 0, 0})};
-  const auto answer = chain::fastest_persistent(same, 400 * 30, {.most_labels = 1 << 18});
+  const auto answer = chain::fastest_persistent(same, 400 * 30, {.max_labels = 1 << 18});
   REQUIRE(answer.found());
   CHECK(answer.seconds < 1.01 * answer.bound);
   CHECK(std::count_if(answer.steps.begin(), answer.steps.end(), [](const auto& s) { return s.what == kind::backward; }) == 400);
@@ -250,11 +250,11 @@ TEST_CASE("chains and options that are out of range are refused") {
   chain::heterogeneous_chain c;
   c.links.resize(2);
   CHECK_THROWS_WITH(chain::persistent_table(c, 10, {}), Catch::Contains("links[0]"));
-  c.links.resize(chain::persistent_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
+  c.links.resize(chain::persistent_table::max_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
   CHECK_THROWS_AS(chain::persistent_table(c, 10, {}), bad_option);
   c.links.resize(3);
   CHECK_THROWS_WITH(chain::fastest_persistent(c, 10), Catch::Contains("links[0]"));
   c.links.erase(c.links.begin(), c.links.begin() + 2);
-  CHECK_THROWS_WITH(chain::persistent_table(c, chain::persistent_table::most_units + 10, {}), Catch::Contains("slots"));
-  CHECK_THROWS_WITH(chain::fastest_persistent(c, 10, {.most_labels = 0}), Catch::Contains("most_labels"));
+  CHECK_THROWS_WITH(chain::persistent_table(c, chain::persistent_table::max_units + 10, {}), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(chain::fastest_persistent(c, 10, {.max_labels = 0}), Catch::Contains("max_labels"));
 }

@@ -21,7 +21,7 @@ struct measured {
   long worksapce(int) const { return 1; }
   bool once(int) const { return true; }
 };
-static_assert(remat::gives<measured, network, remat::cost_member::once>);
+static_assert(remat::cost_model_with<measured, network, remat::cost_member::once>);
 // broken
-static_assert(remat::gives<measured, network, remat::cost_member::workspace, remat::cost_member::once>);
+static_assert(remat::cost_model_with<measured, network, remat::cost_member::workspace, remat::cost_member::once>);
 // end

@@ -200,7 +200,7 @@ TEST_CASE("schedule_copies on two tiers is rarely slower than copying on demand 
   CHECK(10 * faster > 9 * compared);
 }
 
-TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep the steps and all budgets") {
+TEST_CASE("early_copies and tighten are never slower, and like in_time keep the steps and all budgets") {
   std::mt19937_64 g(29);
   int valid = 0, faster = 0, tight = 0, sooner = 0, later = 0;
   for (int round = 0; round < 6'000; ++round) {
@@ -217,7 +217,7 @@ TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep
     auto peaks = std::vector<std::optional<bytes_t>>(e->peaks.begin(), e->peaks.end());
     peaks.front().reset();
     const auto q = remat::testing::with_budgets(p, peaks);  // budgets of exactly what the schedule needs
-    const auto early = remat::copies::detail::with_early_copies(q, s, *e, e->peak);
+    const auto early = remat::copies::detail::early_copies(q, s, *e, e->peak).run();
     const auto then = remat::evaluate(q, early);
     REQUIRE(then.peak <= e->peak);
     REQUIRE(then.seconds <= e->seconds * (1 + 1e-9));
@@ -228,7 +228,7 @@ TEST_CASE("with_early_copies and tighten are never slower, and like in_time keep
     };
     REQUIRE(steps(early) == steps(s));
     REQUIRE(remat::compute_order(early) == remat::compute_order(s));
-    const auto sorted = remat::copies::detail::time_sorter(q, s, e->peak).list();
+    const auto sorted = remat::copies::detail::time_sorter(q, s, e->peak).sorted();
     const auto timed = remat::evaluate(q, sorted);
     REQUIRE(timed.peak <= e->peak);
     REQUIRE(steps(sorted) == steps(s));
@@ -341,8 +341,8 @@ TEST_CASE("on several tiers, schedule_copies and its improvements give up a long
   const auto laid = remat::copies::schedule_copies(p, order, all / 2);
   REQUIRE(laid);
   const auto e = remat::evaluate(p, laid->schedule);
-  CHECK(remat::copies::detail::with_early_copies(p, laid->schedule, e, all / 2, always) == laid->schedule);
-  CHECK(remat::copies::detail::time_sorter(p, laid->schedule, all / 2, always).list() == laid->schedule);
+  CHECK(remat::copies::detail::early_copies(p, laid->schedule, e, all / 2, always).run() == laid->schedule);
+  CHECK(remat::copies::detail::time_sorter(p, laid->schedule, all / 2, always).sorted() == laid->schedule);
   auto same = laid->schedule;
   CHECK(remat::copies::tighten(p, same, e, all / 2, always) == e.seconds);
   CHECK(same == laid->schedule);

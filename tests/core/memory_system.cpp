@@ -51,7 +51,7 @@ TEST_CASE("a problem tells which of its features are beyond version 1 of the for
   CHECK(plain.links()[1].stream == "down");
   CHECK(plain.link(device, host) == plain.links().data());
   CHECK(plain.link(host, disk) == nullptr);
-  CHECK(plain.parts().system.links.empty());
+  CHECK(plain.members().system.links.empty());
   x.system.tiers = {{"device"}, {"host"}};
   CHECK(x.build().plain());
 

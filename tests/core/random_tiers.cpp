@@ -110,7 +110,7 @@ unrolled unroll(const tiers_case& c, std::size_t turns) {
     u.schedule.compute(operations.size());
     operations.push_back({"turn", {}, {}, 0});
   }
-  u.problem = problem("unrolled", values, operations, {}, p.copies(), std::nullopt, p.parts().system);
+  u.problem = problem("unrolled", values, operations, {}, p.copies(), std::nullopt, p.members().system);
   return u;
 }
 

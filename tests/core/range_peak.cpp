@@ -29,11 +29,11 @@ TEST_CASE("range_peak agrees with a plain array") {
       for (auto k = from; k < to; ++k) plain[k] += bytes;
       const auto at = static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(plain.size()) - 1));
       REQUIRE(tree.at(at) == plain[at]);
-      REQUIRE(tree.where_most() == static_cast<std::size_t>(std::max_element(plain.begin(), plain.end()) - plain.begin()));
+      REQUIRE(tree.position_of_max() == static_cast<std::size_t>(std::max_element(plain.begin(), plain.end()) - plain.begin()));
       const auto until =
           static_cast<std::size_t>(uniform(g, static_cast<std::int64_t>(at) + 1, static_cast<std::int64_t>(plain.size())));
-      REQUIRE(tree.most(at, until) == *std::max_element(plain.begin() + static_cast<std::ptrdiff_t>(at),
-                                                        plain.begin() + static_cast<std::ptrdiff_t>(until)));
+      REQUIRE(tree.max(at, until) == *std::max_element(plain.begin() + static_cast<std::ptrdiff_t>(at),
+                                                       plain.begin() + static_cast<std::ptrdiff_t>(until)));
     }
   }
 }

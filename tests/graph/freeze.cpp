@@ -96,12 +96,13 @@ static_assert(remat::dag<network> && remat::dag<by_readers>);
 static_assert(!remat::dag<std::vector<int>> && !remat::dag<int>);
 static_assert(remat::cost_model<unit_costs, network> && remat::cost_model<full_costs, network>);
 using remat::cost_member;
-static_assert(remat::gives<full_costs, network, cost_member::workspace, cost_member::once, cost_member::held, cost_member::target,
-                           cost_member::reads, cost_member::name, cost_member::kind>);
-static_assert(!remat::gives<full_costs, network, cost_member::source> &&
-              !remat::gives<full_costs, network, cost_member::backward>);
-static_assert(remat::gives<misspelt, network, cost_member::once> && !remat::gives<misspelt, network, cost_member::workspace>);
-static_assert(!remat::gives<no_bytes, network>);
+static_assert(remat::cost_model_with<full_costs, network, cost_member::workspace, cost_member::once, cost_member::held,
+                                     cost_member::target, cost_member::reads, cost_member::name, cost_member::kind>);
+static_assert(!remat::cost_model_with<full_costs, network, cost_member::source> &&
+              !remat::cost_model_with<full_costs, network, cost_member::backward>);
+static_assert(remat::cost_model_with<misspelt, network, cost_member::once> &&
+              !remat::cost_model_with<misspelt, network, cost_member::workspace>);
+static_assert(!remat::cost_model_with<no_bytes, network>);
 static_assert(!remat::cost_model<no_bytes, network> && !remat::cost_model<unit_costs, int>);
 static_assert(!remat::cost_model<remat::table<remat::seconds_of<std::vector<double>>>, network>);
 

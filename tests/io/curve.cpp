@@ -30,20 +30,20 @@ const std::vector<remat::labelled_curve> two = {
 
 TEST_CASE("a schedule counts from its peak upwards, a bound up to its budget") {
   const remat::detail::curve_plane plane(two, 10);
-  REQUIRE(plane.found.size() == 2);
-  const auto& first = plane.found[0];
+  REQUIRE(plane.staircases.size() == 2);
+  const auto& first = plane.staircases[0];
   CHECK(std::isnan(first.at(489)));
   CHECK(first.at(490) == Approx(0.5));
   CHECK(first.at(789) == Approx(0.5));
   CHECK(first.at(790) == Approx(0.1));
   CHECK(first.at(5000) == Approx(0));
-  CHECK(plane.impossible == 400);
+  CHECK(plane.min_budget == 400);
   CHECK(std::isnan(plane.bound.at(399)));
   CHECK(plane.bound.at(400) == Approx(0.3));
   CHECK(plane.bound.at(500) == Approx(0.3));
   CHECK(plane.bound.at(501) == Approx(0.05));
   CHECK(plane.bound.at(801) == Approx(0));
-  CHECK(plane.most >= 0.5);
+  CHECK(plane.top >= 0.5);
 }
 
 TEST_CASE("curve_text keeps its width, and gives each curve a sign") {

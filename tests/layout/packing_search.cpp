@@ -19,7 +19,7 @@ TEST_CASE("cliques are maximal, and neighbours share an instant") {
   const auto p = detail::packing_problem_of(list, 100);
   REQUIRE(p);
   CHECK(p->unit == 2);
-  CHECK(p->which == std::vector<index_t>{0, 1, 2, 3});
+  CHECK(p->allocation_of == std::vector<index_t>{0, 1, 2, 3});
   CHECK(p->cliques == std::vector<std::vector<index_t>>{{0, 1}, {0, 2}, {2, 3}});
   CHECK(p->neighbours == std::vector<std::vector<index_t>>{{1, 2}, {0}, {0, 3}, {2}});
   CHECK(p->items[2].size == 5);

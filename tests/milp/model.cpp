@@ -51,8 +51,8 @@ TEST_CASE("milp: the builder sums terms and moves constants to the bounds") {
   auto x = b.column(1, -1, 1), y = b.binary(2);
   b.row(0, x + y - 2.0 * (x - milp::expression{{}, 3}), 10);
   b.equal(x - x, 0);
-  CHECK(b.most(x - 2.0 * y) == 1);
-  CHECK(b.most(y - 2.0 * x + milp::expression{{}, 3}) == 6);
+  CHECK(b.upper_bound(x - 2.0 * y) == 1);
+  CHECK(b.upper_bound(y - 2.0 * x + milp::expression{{}, 3}) == 6);
   const auto m = b.build();
   CHECK(m.columns() == 2);
   CHECK(m.rows() == 2);

@@ -28,13 +28,13 @@ TEST_CASE("exact_order_search finds the optimum of small problems, or proves tha
                                                        .outputs = 1 + static_cast<std::size_t>(round % 2),
                                                        .once = round % 3 == 0 ? 25 : 0,
                                                        .density = static_cast<int>(uniform(g, 20, 70))});
-    REQUIRE(exact_order_search::takes(p));
+    REQUIRE(exact_order_search::supports(p));
     const auto all = measure_store_all(p).peak, least = bounds_without_search(p).budget;
     for (const auto budget : {least - 1, least, least + (all - least) / 4, least + (all - least) / 2, all}) {
       const auto optimum = exhaustive_optimum(p, budget);
       exact_order_search search(p, budget);
       const auto any = search.any(), best = search.fastest();
-      REQUIRE((any.ended && best.ended));
+      REQUIRE((any.complete && best.complete));
       REQUIRE(any.order.has_value() == optimum.has_value());
       REQUIRE(best.order.has_value() == optimum.has_value());
       if (!optimum) {
@@ -50,7 +50,7 @@ TEST_CASE("exact_order_search finds the optimum of small problems, or proves tha
       CHECK(best.bound <= *optimum);
       CHECK(best.bound == Approx(*optimum).epsilon(1e-9));
       const auto faster = search.fastest(*optimum);  // no order is faster
-      CHECK((faster.ended && !faster.order && faster.bound == Approx(*optimum).epsilon(1e-9)));
+      CHECK((faster.complete && !faster.order && faster.bound == Approx(*optimum).epsilon(1e-9)));
     }
   }
   CHECK(found > shortened(1000));
@@ -61,17 +61,17 @@ TEST_CASE("a exact_order_search that gives up says so, and returns a bound") {
   std::mt19937_64 g(3);
   const auto p = random_training_chain(g, 15);
   const auto least = bounds_without_search(p).budget, budget = least + (measure_store_all(p).peak - least) / 3;
-  REQUIRE(exact_order_search::takes(p));
+  REQUIRE(exact_order_search::supports(p));
   exact_order_search search(p, budget);
   const auto any = search.any();
   REQUIRE(any.order);
   const auto few = search.fastest(std::numeric_limits<double>::infinity(), 20'000);
-  CHECK((!few.ended && !few.order));
+  CHECK((!few.complete && !few.order));
   CHECK(few.bound > bounds_without_search(p).seconds);
   CHECK(few.bound <= measure_order(p, *any.order).seconds);
   int polls = 0;
   const auto stopped = search.fastest(std::numeric_limits<double>::infinity(), 1'000'000, [&] { return ++polls == 3; });
-  CHECK((!stopped.ended && !stopped.order && polls == 3));
+  CHECK((!stopped.complete && !stopped.order && polls == 3));
   CHECK(stopped.bound <= few.bound);
 }
 
@@ -86,11 +86,11 @@ TEST_CASE("exact_order_search takes problems of up to 64 operations and values w
     }
     return problem("made", values, operations, {n - 1});
   };
-  CHECK(exact_order_search::takes(made(64)));
-  CHECK(!exact_order_search::takes(made(65)));
+  CHECK(exact_order_search::supports(made(64)));
+  CHECK(!exact_order_search::supports(made(65)));
   CHECK(exact_order_search(made(64), 2).any().order);  // 64 operations, with one bit each
   CHECK(!exact_order_search(made(64), 1).any().order);
-  CHECK(!exact_order_search::takes(problem("in place", {{"a", 1}, {"b", 1}},
-                                           {{"make", {}, {0}, 1}, {"change", {0}, {1}, 1, 0, false, "", device_tier, {{1, 0}}}},
-                                           {1})));
+  CHECK(!exact_order_search::supports(
+      problem("in place", {{"a", 1}, {"b", 1}},
+              {{"make", {}, {0}, 1}, {"change", {0}, {1}, 1, 0, false, "", device_tier, {{1, 0}}}}, {1})));
 }

@@ -21,8 +21,8 @@ bool agrees(const problem& p, const sequence& s) {
   std::size_t position = 0;
   bool same = s.size() == order.size() && s.peak() == needs.peak && s.seconds() == Approx(needs.seconds);
   for (sequence::slot k = 0; k < s.slots(); ++k) {
-    const auto x = s.at(k);
-    if (x == sequence::nothing || x <= sequence::end)
+    const auto x = s.step_at(k);
+    if (x == sequence::no_step || x <= sequence::end)
       same = same && s.memory().at(k) < 0;
     else
       same = same && s.memory().at(k) == needs.memory[position++];
@@ -48,15 +48,15 @@ TEST_CASE("a sequence updates its memory on insertion, removal, move, undo and r
       s.commit();
       const auto before = s.order();
       for (auto changes = uniform(g, 1, 6); changes > 0; --changes) {
-        const auto x = s.at(static_cast<sequence::slot>(uniform(g, 1, static_cast<std::int64_t>(s.slots()) - 1)));
-        if (x == sequence::nothing) continue;
+        const auto x = s.step_at(static_cast<sequence::slot>(uniform(g, 1, static_cast<std::int64_t>(s.slots()) - 1)));
+        if (x == sequence::no_step) continue;
         if (x != sequence::end && chance(g, 30) && !s.is_first(x)) {
           s.remove(x);
           ++removed;
-        } else if (x != sequence::end && chance(g, 30) && s.where(x) + 1 < s.slots()) {
-          auto k = s.where(x) + 1;
-          while (s.at(k) == sequence::nothing) ++k;
-          const auto y = s.at(k);  // swap the two operations, unless the second reads the first
+        } else if (x != sequence::end && chance(g, 30) && s.slot_of(x) + 1 < s.slots()) {
+          auto k = s.slot_of(x) + 1;
+          while (s.step_at(k) == sequence::no_step) ++k;
+          const auto y = s.step_at(k);  // swap the two operations, unless the second reads the first
           if (y == sequence::end || s.operation(y) == s.operation(x)) continue;
           const auto& reads = p.operations()[s.operation(y)].inputs;
           if (std::any_of(reads.begin(), reads.end(), [&](value_id v) { return p.producer(v) == s.operation(x); })) continue;
@@ -65,7 +65,7 @@ TEST_CASE("a sequence updates its memory on insertion, removal, move, undo and r
         } else {
           const operation_id o = static_cast<index_t>(uniform(g, 0, static_cast<std::int64_t>(p.operations().size()) - 1));
           const auto& events = s.events(p.operations()[o].outputs[0]);
-          if (events.empty() || s.where(events.front()) >= s.where(x)) continue;
+          if (events.empty() || s.slot_of(events.front()) >= s.slot_of(x)) continue;
           s.insert(o, x);
           ++inserted;
         }
@@ -95,8 +95,8 @@ TEST_CASE("a sequence updates its memory when slots are spread anew after many i
     REQUIRE(s.slots() > 2048);
     const auto slots = s.slots();
     std::vector<operation_id> made;  // made by earlier operations
-    const auto next = at_end ? sequence::end : s.at(s.slots() / 2 / 2 * 2);
-    REQUIRE(next != sequence::nothing);
+    const auto next = at_end ? sequence::end : s.step_at(s.slots() / 2 / 2 * 2);
+    REQUIRE(next != sequence::no_step);
     for (auto x : s.order()) {
       if (next != sequence::end && x == s.operation(next)) break;
       made.push_back(x);
@@ -104,7 +104,7 @@ TEST_CASE("a sequence updates its memory when slots are spread anew after many i
     for (std::size_t i = 0; i < 400; ++i) {
       auto before = next;  // the place stays the same, or moves back with each insertion
       if (i % 2 == 1)
-        for (auto k = s.where(next); (before = s.at(--k)) == sequence::nothing;) continue;
+        for (auto k = s.slot_of(next); (before = s.step_at(--k)) == sequence::no_step;) continue;
       s.insert(made[(i * 37) % made.size()], before);
       if (i % 20 == 0) REQUIRE(agrees(p, s));
     }
@@ -134,9 +134,9 @@ TEST_CASE("a sequence removes a hundred thousand useless computations in a row w
   sequence s(p);
   s.load(doubled);
   REQUIRE(s.size() == 2 * n + 2);
-  auto k = s.where(sequence::end);  // the second copy of the last operation of the row, before the last reader
-  for (int steps = 0; steps < 2;) steps += s.at(--k) != sequence::nothing;
-  s.remove(s.at(k));
+  auto k = s.slot_of(sequence::end);  // the second copy of the last operation of the row, before the last reader
+  for (int steps = 0; steps < 2;) steps += s.step_at(--k) != sequence::no_step;
+  s.remove(s.step_at(k));
   CHECK(s.order() == needed_operations(p));
   s.roll_back();
   CHECK(s.order() == doubled);

@@ -33,7 +33,7 @@ TEST_CASE("slot_memory agrees with a plain list") {
     if (from < slots) {
       plain[from] = chance(g, 50) ? uniform(g, 0, 50) : -empty;
       memory.set(from, plain[from]);
-      memory.settle(from, from + 1);
+      memory.update_maxima(from, from + 1);
     }
 
     std::vector<std::size_t> over, known;
@@ -41,7 +41,7 @@ TEST_CASE("slot_memory agrees with a plain list") {
       REQUIRE(memory.at(k) == plain[k]);
       if (plain[k] > limit) known.push_back(k);
     }
-    memory.find_over(limit, over);
+    memory.find_above(limit, over);
     CHECK(over == known);
     CHECK(memory.peak() == std::max<bytes_t>(0, *std::max_element(plain.begin(), plain.end())));
     const auto first = std::find_if(plain.begin() + static_cast<std::ptrdiff_t>(from),
@@ -51,11 +51,11 @@ TEST_CASE("slot_memory agrees with a plain list") {
     for (auto k = from; k < to; ++k)
       raised += std::max<bytes_t>(0, plain[k] + 10 - limit) - std::max<bytes_t>(0, plain[k] - limit);
     auto summed = from;
-    CHECK(memory.raise(10, summed, to, limit, 1e300) == static_cast<double>(raised));
+    CHECK(memory.added_excess(10, summed, to, limit, 1e300) == static_cast<double>(raised));
     CHECK(summed == to);
     for (std::size_t k = 0; k < slots; k += slot_memory::block)
-      CHECK(memory.is_bare(k) == std::all_of(plain.begin() + static_cast<std::ptrdiff_t>(k),
-                                             plain.begin() + static_cast<std::ptrdiff_t>(k + slot_memory::block),
-                                             [](bytes_t b) { return b < 0; }));
+      CHECK(memory.is_empty_block(k) == std::all_of(plain.begin() + static_cast<std::ptrdiff_t>(k),
+                                                    plain.begin() + static_cast<std::ptrdiff_t>(k + slot_memory::block),
+                                                    [](bytes_t b) { return b < 0; }));
   }
 }

@@ -65,9 +65,9 @@ TEST_CASE("copies and more tiers do not slow down the schedule that automatic fi
     const auto plain = f.make(2000);
     const auto all = measure_store_all(plain).peak, least = leanest_cheap(plain);
     const memory_system tiers{{{"device"}, {"host", all / 2}, {"disk"}}, {{1, 2, 1, 0, "write"}, {2, 1, 1, 0, "read"}}};
-    auto parts = plain.with_copies(slow).parts();
-    parts.system = tiers;
-    const problem with_disk(std::move(parts));
+    auto members = plain.with_copies(slow).members();
+    members.system = tiers;
+    const problem with_disk(std::move(members));
     for (const auto budget : {least, least + (all - least) / 3}) {
       const auto without = solve(plain, budget, automatic<>(), {.seconds = 0});
       for (const auto& p : {plain.with_copies(slow), with_disk}) {

@@ -33,7 +33,7 @@ namespace {
 
 /// The problem with all rates times `rate`, and `more` bytes on each tier with a budget.
 problem enlarged(const problem& p, double rate, bytes_t more) {
-  auto x = p.parts();
+  auto x = p.members();
   for (auto& l : x.system.links) l.rate *= rate;
   if (x.copies) x.copies->to_host *= rate, x.copies->to_device *= rate;
   for (auto& t : x.system.tiers)
@@ -43,7 +43,7 @@ problem enlarged(const problem& p, double rate, bytes_t more) {
 
 /// The problem with another disk behind the last tier, where some of the sources of the last tier start.
 problem with_far_disk(std::mt19937_64& g, const problem& p) {
-  auto x = p.parts();
+  auto x = p.members();
   auto& [tiers, links] = x.system;
   auto& values = x.values;
   const remat::tier_id last(tiers.size() - 1), far(tiers.size());
@@ -64,7 +64,7 @@ problem with_far_disk(std::mt19937_64& g, const problem& p) {
 /// without room, operations on any tier, sources that start anywhere or are never read. Nothing if the problem is inconsistent.
 std::optional<problem> odd_problem(std::mt19937_64& g) {
   const auto p = plannable_problem(g, chance(g, 50));
-  auto x = p.parts();
+  auto x = p.members();
   auto& [name, values, operations, targets, copies, backward, system, next] = x;
   auto& [tiers, links] = system;
   const auto one_of = [&](const auto& list) {

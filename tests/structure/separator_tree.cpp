@@ -24,7 +24,7 @@ void check_tree(const problem& p, const structure::separator_tree& tree) {
     CHECK(parts[i].separator.size() <= tree.width() + 1);
     for (auto o : parts[i].separator) {
       ++seen[o];
-      CHECK(tree.home(o) == i);
+      CHECK(tree.part_of(o) == i);
     }
     std::size_t below = parts[i].separator.size();
     for (auto c : parts[i].children) {
@@ -36,7 +36,8 @@ void check_tree(const problem& p, const structure::separator_tree& tree) {
   for (auto o : needed) {
     CHECK(seen[o] == 1);
     for (auto v : p.operations()[o].inputs)
-      if (!p.is_source(v)) CHECK((tree.within(o, tree.home(p.producer(v))) || tree.within(p.producer(v), tree.home(o))));
+      if (!p.is_source(v))
+        CHECK((tree.is_within(o, tree.part_of(p.producer(v))) || tree.is_within(p.producer(v), tree.part_of(o))));
   }
   CHECK(parts.front().operations == needed.size());
 }

@@ -95,7 +95,7 @@ void check_numbers(const problem& p, const remat::result& r) {
 
 /// The problem with everything scaled or removed.
 problem changed(const problem& p, bytes_t bytes, double seconds, bool once) {
-  auto x = p.parts();
+  auto x = p.members();
   for (auto& v : x.values) v.bytes *= bytes;
   for (auto& o : x.operations) o.seconds *= seconds, o.workspace *= bytes, o.once = o.once || once;
   return problem(std::move(x));

@@ -22,14 +22,14 @@ namespace remat::bound {
 /// @code
 /// remat::bound::concave_model m({1.0});        // 0 <= x <= 1
 /// m.add(0, {2}), m.add(1, {-1});               // 2 x and 1 - x
-/// auto [most, at] = m.maximum();               // 2/3, at x = 1/3
+/// auto [highest, x] = m.maximum();             // 2/3, at x = 1/3
 /// @endcode
 class concave_model {
  public:
-  static constexpr std::size_t most_dimensions = 7;
-  using point = std::array<double, most_dimensions>;
+  static constexpr std::size_t max_dimensions = 7;
+  using point = std::array<double, max_dimensions>;
 
-  /// @param limits upper limits of x, one per dimension, at most `most_dimensions`: the polytope lies in [0, limits]
+  /// @param limits upper limits of x, one per dimension, at most `max_dimensions`: the polytope lies in [0, limits]
   explicit concave_model(const std::vector<double>& limits) : rows_(limits.size() + 1) {
     for (std::size_t i = 0; i < limits.size(); ++i)
       for (const double sign : {1.0, -1.0}) {
@@ -44,12 +44,12 @@ class concave_model {
     std::copy(weights.begin(), weights.end(), c.a.begin() + 1);
     columns_.push_back(c);
   }
-  /// Adds the function at + slope * x.
-  void add(double at, const point& slope) {
-    column c{{1}, at};
+  /// Adds the function constant + slope * x.
+  void add(double constant, const point& slope) {
+    column c{{1}, constant};
     for (std::size_t i = 0; i + 1 < rows_; ++i) c.a[i + 1] = -slope[i];
-    if (!begun_) {  // the first function starts the basis
-      begun_ = true;
+    if (!has_basis_) {  // the first function starts the basis
+      has_basis_ = true;
       basis_[0] = columns_.size();
       for (std::size_t i = 0; i + 1 < rows_; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
     }
@@ -90,7 +90,7 @@ class concave_model {
   }
 
  private:
-  using vector = std::array<double, most_dimensions + 1>;
+  using vector = std::array<double, max_dimensions + 1>;
   struct column {
     vector a;
     double cost;
@@ -98,7 +98,7 @@ class concave_model {
 
   /// Solves with the basis, or its transpose, by elimination.
   vector solve(vector b, bool transposed) const {
-    std::array<vector, most_dimensions + 1> m;
+    std::array<vector, max_dimensions + 1> m;
     for (std::size_t r = 0; r < rows_; ++r)
       for (std::size_t c = 0; c < rows_; ++c) m[r][c] = transposed ? columns_[basis_[r]].a[c] : columns_[basis_[c]].a[r];
     for (std::size_t k = 0; k < rows_; ++k) {
@@ -119,9 +119,9 @@ class concave_model {
   }
 
   std::size_t rows_;
-  bool begun_ = false;
+  bool has_basis_ = false;
   std::vector<column> columns_;
-  std::array<std::size_t, most_dimensions + 1> basis_{};
+  std::array<std::size_t, max_dimensions + 1> basis_{};
 };
 
 }  // namespace remat::bound

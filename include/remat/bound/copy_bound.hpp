@@ -39,8 +39,8 @@ class copy_dual {
   /// @param within the span that `cut` was made with; null for a plain problem
   copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const time_span* within)
       : cut_(std::move(cut)),
-        read_(cut_->read_before()),
-        leave_(within ? cut_->leave_after() : 0),
+        fetch_before_(cut_->fetch_before()),
+        offload_after_(within ? cut_->offload_after() : 0),
         room_(static_cast<double>(budget + cut_->room())),
         scale_(1 / p.copies()->to_host + 1 / p.copies()->to_device),
         total_(p.total_seconds()),
@@ -52,7 +52,7 @@ class copy_dual {
     }
     add(cut_->retain_all());
     add(cut_->move_all());
-    look_ahead();
+    maximise_model();
   }
 
   operation_id tau() const { return cut_->tau(); }
@@ -68,23 +68,24 @@ class copy_dual {
   bool improve(double known) {
     if (maximum_ <= std::max(known, value_) * (1 + 1e-5)) return false;
     const auto before = value_, promised = maximum_;
-    const auto value = look_at(prices_at(next_));
+    const auto value = cut_at(prices_at(next_point_));
     if (value <= before && promised <= value * (1 + 1e-5)) maximum_ = value_;
     return true;
   }
   /// Makes a cut at given prices.
   /// @return the bound that it proves, s
-  double look_at(const retention_cut::prices& at) {
+  double cut_at(const retention_cut::prices& at) {
     const auto c = cut_->minimum_with_copies(at);
     const auto [before, after] = computations(c);
-    const double left = 1 - at.in - at.out;
-    const double value = (left - at.to_host - at.read) * before + (left - at.to_device - at.leave) * after +
-                         at.to_host * (cut_->sent_after() + c.to_host) + at.to_device * c.to_device + at.read * read_ +
-                         at.leave * leave_ + at.in * (to_device_ + c.again) + at.out * (to_host_ + c.sent) +
-                         at.byte * (static_cast<double>(c.bytes) - room_) - c.error;
+    const double rest = 1 - at.extra_to_device - at.extra_to_host;
+    const double value = (rest - at.to_host - at.fetch) * before + (rest - at.to_device - at.offload) * after +
+                         at.to_host * (cut_->sent_after() + c.to_host) + at.to_device * c.to_device + at.fetch * fetch_before_ +
+                         at.offload * offload_after_ + at.extra_to_device * (to_device_ + c.extra_to_device) +
+                         at.extra_to_host * (to_host_ + c.extra_to_host) + at.byte * (static_cast<double>(c.bytes) - room_) -
+                         c.error;
     if (value > value_) value_ = value, prices_ = at;
     add(c);
-    look_ahead();
+    maximise_model();
     return value;
   }
 
@@ -93,19 +94,19 @@ class copy_dual {
   retention_cut::prices prices_at(const concave_model::point& x) const {
     retention_cut::prices at;
     at.byte = std::clamp(x[0], 0.0, 2.0) * scale_;
-    double left = 1;
-    for (auto [price, found] : {std::pair(&at.in, x[4]), std::pair(&at.out, x[5])})
-      left -= * price = std::clamp(found, 0.0, left);
-    at.to_device = std::clamp(x[2], 0.0, left);
-    at.to_host = std::clamp(x[1], 0.0, left);
-    at.read = std::clamp(x[3], 0.0, left - at.to_host);
-    at.leave = std::clamp(x[6], 0.0, left - at.to_device);
+    double rest = 1;
+    for (auto [price, found] : {std::pair(&at.extra_to_device, x[4]), std::pair(&at.extra_to_host, x[5])})
+      rest -= * price = std::clamp(found, 0.0, rest);
+    at.to_device = std::clamp(x[2], 0.0, rest);
+    at.to_host = std::clamp(x[1], 0.0, rest);
+    at.fetch = std::clamp(x[3], 0.0, rest - at.to_host);
+    at.offload = std::clamp(x[6], 0.0, rest - at.to_device);
     return at;
   }
   /// Seconds of the computations before and after the moment.
   std::pair<double, double> computations(const retention_cut::choice& c) const {
     const auto& s = cut_->seconds();
-    return {cut_->head() + (s.before - c.before), s.descendants + c.later + c.seconds};
+    return {cut_->head() + (s.before - c.deferred_in_before), s.descendants + c.deferred + c.seconds};
   }
   void add(const retention_cut::choice& c) {
     const auto [before, after] = computations(c);
@@ -113,25 +114,25 @@ class copy_dual {
     concave_model::point slope = {(static_cast<double>(c.bytes) - room_) * scale_,
                                   cut_->sent_after() + c.to_host - before,
                                   c.to_device - after,
-                                  read_ - before,
-                                  to_device_ + c.again - all,
-                                  to_host_ + c.sent - all,
-                                  leave_ - after};
+                                  fetch_before_ - before,
+                                  to_device_ + c.extra_to_device - all,
+                                  to_host_ + c.extra_to_host - all,
+                                  offload_after_ - after};
     for (auto& s : slope) s /= total_;
     model_.add(all / total_, slope);
   }
-  void look_ahead() {
-    std::tie(maximum_, next_) = model_.maximum();
+  void maximise_model() {
+    std::tie(maximum_, next_point_) = model_.maximum();
     maximum_ *= total_;
   }
 
   std::unique_ptr<retention_cut> cut_;
-  double read_, leave_, room_, scale_, total_;
+  double fetch_before_, offload_after_, room_, scale_, total_;
   double to_host_ = 0, to_device_ = 0;
   concave_model model_;
   double value_ = 0, maximum_ = 0;
   retention_cut::prices prices_;
-  concave_model::point next_{};
+  concave_model::point next_point_{};
 };
 
 }  // namespace detail
@@ -151,43 +152,43 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const time_sp
   if (!(best > 0)) return best;
   const auto needed = needed_operations(p);
   std::vector<std::unique_ptr<detail::copy_dual>> duals;
-  const auto known = [&](operation_id tau) {
+  const auto has_dual = [&](operation_id tau) {
     return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
   };
   const detail::copy_dual* leader = nullptr;  // proves most; its prices are good elsewhere, too
-  const auto note = [&](const detail::copy_dual& d) {
+  const auto record = [&](const detail::copy_dual& d) {
     best = std::max(best, d.value());
     if (d.value() > (leader ? leader->value() : 0)) leader = &d;
   };
-  const auto look = [&](detail::copy_dual& d) {  // tries the prices of the leader
-    if (leader && d.maximum() > best * (1 + 1e-5) && !(stop && stop())) d.look_at(leader->prices());
-    note(d);
+  const auto try_leader = [&](detail::copy_dual& d) {  // tries the prices of the leader
+    if (leader && d.maximum() > best * (1 + 1e-5) && !(stop && stop())) d.cut_at(leader->prices());
+    record(d);
   };
   const auto refine = [&](detail::copy_dual& d) {
-    look(d);
+    try_leader(d);
     for (std::size_t i = 0; i < o.cuts && !(stop && stop()) && d.improve(best); ++i) continue;
-    note(d);
+    record(d);
   };
   try {
     for (auto& cut : sample_cuts(p, budget, o.moments, within, stop))
       if (within || cut->demand() > budget)
         duals.push_back(std::make_unique<detail::copy_dual>(p, std::move(cut), budget, within));
     if (!duals.empty()) refine(*duals[0]);  // the moment of greatest demand
-    for (auto& d : duals) look(*d);
+    for (auto& d : duals) try_leader(*d);
     for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
       auto& next =
           *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->maximum() < b->maximum(); });
       if (!next->improve(best)) break;
-      note(*next);
+      record(*next);
     }
     for (bool better = leader != nullptr; better && !(stop && stop());) {  // tries the neighbours of the leader
       const auto before = best;
-      const auto at = std::lower_bound(needed.begin(), needed.end(), leader->tau()) - needed.begin();
+      const auto leader_position = std::lower_bound(needed.begin(), needed.end(), leader->tau()) - needed.begin();
       for (const int step : {-4, -2, -1, 1, 2, 4}) {
-        const auto k = at + step;
+        const auto k = leader_position + step;
         if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size())) continue;
         const auto tau = needed[static_cast<std::size_t>(k)];
-        if (known(tau) || (within && !within->moments[tau])) continue;
+        if (has_dual(tau) || (within && !within->may_be_tau[tau])) continue;
         duals.push_back(std::make_unique<detail::copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within, stop),
                                                             budget, within));
         refine(*duals.back());

@@ -67,26 +67,32 @@ class last_run_cut {
   /// @throws interrupted
   /// Complexity: O(values + edges).
   explicit last_run_cut(const problem& p, const std::function<bool()>& stop = {})
-      : p_(p), network_(stop), run_(p.operations().size()), place_(p.values().size()), runs_(run_.size()), keeps_(place_.size()) {
+      : p_(p),
+        network_(stop),
+        operation_vertex_(p.operations().size()),
+        value_vertex_(p.values().size()),
+        operation_edge_(operation_vertex_.size()),
+        value_edge_(value_vertex_.size()) {
     const auto& ops = p.operations();
-    for (auto& o : run_) o = network_.add_vertex();
-    for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own, unless it is a target or has a producer and one reader
+    for (auto& o : operation_vertex_) o = network_.add_vertex();
+    for (value_id v = 0; v < value_edge_.size();
+         ++v) {  // a vertex of its own, unless it is a target or has a producer and one reader
       if (v % 65'536 == 65'535 && stop && stop()) throw interrupted();
       const auto readers = p.consumers(v);
       const bool several = !p.is_target(v) && (p.is_source(v) || readers.size() != 1);
-      const auto place = p.is_target(v) ? network::source : several ? network_.add_vertex() : run_[readers[0]];
+      const auto vertex = p.is_target(v) ? network::source : several ? network_.add_vertex() : operation_vertex_[readers[0]];
       if (several)
-        for (auto o : readers) network_.connect(run_[o], place, network::infinite);
-      place_[v] = place;
-      keeps_[v] = network_.connect(place, p.is_source(v) ? network::sink : run_[p.producer(v)], bytes(v));
+        for (auto o : readers) network_.add_edge(operation_vertex_[o], vertex, network::infinite);
+      value_vertex_[v] = vertex;
+      value_edge_[v] = network_.add_edge(vertex, p.is_source(v) ? network::sink : operation_vertex_[p.producer(v)], bytes(v));
     }
-    for (operation_id o = 0; o < ops.size(); ++o) runs_[o] = network_.connect(run_[o], network::sink, 0);
+    for (operation_id o = 0; o < ops.size(); ++o) operation_edge_[o] = network_.add_edge(operation_vertex_[o], network::sink, 0);
   }
 
   /// Forbids `o` to run after the last run.
-  void forbid(operation_id o) { network_.set_capacity(runs_[o], network::infinite); }
+  void forbid(operation_id o) { network_.set_capacity(operation_edge_[o], network::infinite); }
   /// Allows `o` to run after the last run.
-  void permit(operation_id o) { network_.set_capacity(runs_[o], 0); }
+  void permit(operation_id o) { network_.set_capacity(operation_edge_[o], 0); }
   /// Bytes of the operands, outputs and workspace of `o`, and of held values.
   bytes_t working_set(operation_id o) const {
     const auto& op = p_.operations()[o];
@@ -97,33 +103,34 @@ class last_run_cut {
   /// The least bytes on the device while `last` runs for the last time and no forbidden operation runs after it.
   /// @throws interrupted
   /// Complexity: a maximum flow on O(values + operations) vertices.
-  bytes_t least(operation_id last) {
+  bytes_t min_bytes(operation_id last) {
     const auto& op = p_.operations()[last];
-    for (const auto* there : {&op.inputs, &op.outputs})
-      for (auto v : *there) network_.set_capacity(keeps_[v], 0);
+    for (const auto* used : {&op.inputs, &op.outputs})
+      for (auto v : *used) network_.set_capacity(value_edge_[v], 0);
     const auto kept = network_.cut();
-    for (const auto* there : {&op.inputs, &op.outputs})
-      for (auto v : *there) network_.set_capacity(keeps_[v], bytes(v));
+    for (const auto* used : {&op.inputs, &op.outputs})
+      for (auto v : *used) network_.set_capacity(value_edge_[v], bytes(v));
     return working_set(last) + kept;
   }
   /// The values to keep across a run of `last`, besides its operands and outputs. Their bytes, and the prices of the operations
   /// that run again, are minimal together. Overwrites the capacities that `forbid` and `permit` have set.
-  /// @param there  per value: has been made and may be kept
-  /// @param prices per operation, of running again, bytes, at most `most_price` in total; `forbidden`: does not run again
+  /// @param made   per value: has been made and may be kept
+  /// @param prices per operation, of running again, bytes, at most `max_price` in total; `forbidden`: does not run again
   /// @return per value: is it kept?
   /// @throws interrupted
-  /// Complexity: that of `least`.
-  std::vector<bool> kept(operation_id last, const std::vector<bool>& there, const std::vector<bytes_t>& prices) {
-    for (operation_id o = 0; o < runs_.size(); ++o) {
+  /// Complexity: that of `min_bytes`.
+  std::vector<bool> values_to_keep_across(operation_id last, const std::vector<bool>& made, const std::vector<bytes_t>& prices) {
+    for (operation_id o = 0; o < operation_edge_.size(); ++o) {
       const auto& outputs = p_.operations()[o].outputs;
-      const bool ran = std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return there[v]; });
-      network_.set_capacity(runs_[o], ran ? prices[o] : 0);
+      const bool ran = std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return made[v]; });
+      network_.set_capacity(operation_edge_[o], ran ? prices[o] : 0);
     }
-    for (value_id v = 0; v < keeps_.size(); ++v) network_.set_capacity(keeps_[v], there[v] ? bytes(v) : network::infinite);
+    for (value_id v = 0; v < value_edge_.size(); ++v)
+      network_.set_capacity(value_edge_[v], made[v] ? bytes(v) : network::infinite);
     const auto& op = p_.operations()[last];
     for (const auto* used : {&op.inputs, &op.outputs})
-      for (auto v : *used) network_.set_capacity(keeps_[v], 0);
-    auto list = kept();
+      for (auto v : *used) network_.set_capacity(value_edge_[v], 0);
+    auto list = values_to_keep();
     for (const auto* used : {&op.inputs, &op.outputs})
       for (auto v : *used) list[v] = false;
     return list;
@@ -131,16 +138,16 @@ class last_run_cut {
   /// The values of fewest bytes to keep after the last runs of all forbidden operations.
   /// @return per value: is it kept?
   /// @throws interrupted
-  /// Complexity: that of `least`.
-  std::vector<bool> kept() {
+  /// Complexity: that of `min_bytes`.
+  std::vector<bool> values_to_keep() {
     network_.cut();
-    std::vector<bool> list(keeps_.size());
+    std::vector<bool> list(value_edge_.size());
     for (value_id v = 0; v < list.size(); ++v)
-      list[v] = (place_[v] == network::source || network_.reached(place_[v])) &&
-                (p_.is_source(v) || !network_.reached(run_[p_.producer(v)]));
+      list[v] = (value_vertex_[v] == network::source || network_.on_source_side(value_vertex_[v])) &&
+                (p_.is_source(v) || !network_.on_source_side(operation_vertex_[p_.producer(v)]));
     return list;
   }
-  static constexpr bytes_t forbidden = cut_network::infinite, most_price = cut_network::most / 2;
+  static constexpr bytes_t forbidden = cut_network::infinite, max_price = cut_network::max_total / 2;
 
  private:
   using network = cut_network;
@@ -148,13 +155,13 @@ class last_run_cut {
 
   const problem& p_;
   network network_;
-  std::vector<network::vertex> run_, place_;  // per operation (the vertex of r_o), per value (of x_v)
-  std::vector<network::edge> runs_, keeps_;   // per operation, per value
+  std::vector<network::vertex> operation_vertex_, value_vertex_;  // per operation (the vertex of r_o), per value (of x_v)
+  std::vector<network::edge> operation_edge_, value_edge_;        // per operation, per value
 };
 
 /// A lower bound on the memory of every schedule without copies. Take all operations with a working set of some size or more. One
 /// of them is the last to run. At its last run, the device holds values from which all targets can be made without any of them.
-/// The bound of a size is the least `last_run_cut::least` over the operation that runs last. The largest bound of all sizes
+/// The bound of a size is the least `last_run_cut::min_bytes` over the operation that runs last. The largest bound of all sizes
 /// counts.
 /// @param p     the problem
 /// @param known a proven lower bound, bytes; sizes that cannot raise it are skipped
@@ -167,7 +174,8 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
   struct large {
     operation_id operation;
     bytes_t working_set;
-    bytes_t least;      // `last_run_cut::least` with the first `level` operations forbidden; the working set if there are none
+    bytes_t
+        min_bytes;  // `last_run_cut::min_bytes` with the first `level` operations forbidden; the working set if there are none
     std::size_t level;  // number of forbidden operations
   };
   if (stop && stop()) return known;
@@ -177,19 +185,19 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
     for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
     const auto targets = detail::target_bytes(p);
-    std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] has the smallest known `least`
+    std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] has the smallest known `min_bytes`
     while (level < all.size() && all[level].working_set + targets > known) {
       const auto smallest = all[level].working_set;
       for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
       while (all[last].level < level) {
         if (cuts-- == 0 || (stop && stop())) return known;
-        all[last].least = cut.least(all[last].operation);
+        all[last].min_bytes = cut.min_bytes(all[last].operation);
         all[last].level = level;
-        if (all[last].least <= known) break;
+        if (all[last].min_bytes <= known) break;
         for (std::size_t i = 0; i < level; ++i)
-          if (all[i].least < all[last].least) last = i;
+          if (all[i].min_bytes < all[last].min_bytes) last = i;
       }
-      known = std::max(known, all[last].least);
+      known = std::max(known, all[last].min_bytes);
     }
   } catch (const interrupted&) {  // returns the bound known so far
   }
@@ -199,11 +207,11 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
 /// Operations in the order of their last runs, in groups.
 struct last_run_phases {
   std::vector<std::vector<operation_id>> phases = {};  ///< last runs of a phase come after those of earlier phases
-  bytes_t needed = 0;  ///< if there are no phases: every schedule needs this, more than the budget; else 0
+  bytes_t needed_bytes = 0;  ///< if there are no phases: every schedule needs this, more than the budget; else 0
 };
 
 /// Finds phases of last runs that fit a budget, from the last phase to the first. A phase has all operations that
-/// `last_run_cut::least` allows to be the last of the remaining ones. If it allows none, no schedule fits, because one of the
+/// `last_run_cut::min_bytes` allows to be the last of the remaining ones. If it allows none, no schedule fits, because one of the
 /// remaining operations would be the last. The order of the choices does not matter: without an operation that runs last, the
 /// others need no more (Lawler's rule).
 /// @param p      the problem
@@ -216,26 +224,26 @@ struct last_run_phases {
 inline last_run_phases phases_of_last_runs(const problem& p, last_run_cut& cut, bytes_t budget,
                                            std::size_t cuts = std::numeric_limits<std::size_t>::max()) {
   last_run_phases found;
-  auto left = needed_operations(p);
+  auto remaining = needed_operations(p);
   const auto targets = detail::target_bytes(p);
-  const auto easy = [&](operation_id o) { return cut.working_set(o) + targets <= budget; };
-  for (auto o : left) easy(o) ? cut.permit(o) : cut.forbid(o);
-  while (!left.empty()) {
+  const auto fits_beside_targets = [&](operation_id o) { return cut.working_set(o) + targets <= budget; };
+  for (auto o : remaining) fits_beside_targets(o) ? cut.permit(o) : cut.forbid(o);
+  while (!remaining.empty()) {
     std::vector<operation_id> last, others;
-    auto least = max_peak;
-    for (auto o : left) {
+    auto min_bytes = max_peak;
+    for (auto o : remaining) {
       auto needs = cut.working_set(o);
-      if (needs <= budget && !easy(o)) {
+      if (needs <= budget && !fits_beside_targets(o)) {
         if (cuts-- == 0) throw interrupted();
-        needs = cut.least(o);
+        needs = cut.min_bytes(o);
       }
-      least = std::min(least, needs);
+      min_bytes = std::min(min_bytes, needs);
       (needs <= budget ? last : others).push_back(o);
     }
-    if (last.empty()) return {{}, least};
+    if (last.empty()) return {{}, min_bytes};
     for (auto o : last) cut.permit(o);
     found.phases.push_back(std::move(last));
-    left = std::move(others);
+    remaining = std::move(others);
   }
   std::reverse(found.phases.begin(), found.phases.end());
   return found;

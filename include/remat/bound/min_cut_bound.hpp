@@ -27,9 +27,9 @@ struct time_bound {
 
 /// How hard `min_cut_bound` tries.
 struct min_cut_bound_options {
-  std::size_t moments = 400;  ///< number of operations `tau` tried, with two cuts each, >= 1
-  std::size_t refined = 100;  ///< number of these whose multiplier is optimised, on average, >= 1
-  bytes_t needed = 0;         ///< a proven bound on the budget, bytes
+  std::size_t moments = 400;       ///< number of operations `tau` tried, with two cuts each, >= 1
+  std::size_t refined = 100;       ///< number of these whose multiplier is optimised, on average, >= 1
+  bytes_t known_budget_bound = 0;  ///< a proven bound on the budget, bytes
 };
 
 /// A lower bound on the time of *every* schedule within a budget: staged or not, with any recomputation. Where the problem allows
@@ -56,7 +56,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   if (o.moments < 1) throw bad_option("min_cut_bound_options.moments must be >= 1, got 0");
   if (o.refined < 1) throw bad_option("min_cut_bound_options.refined must be >= 1, got 0");
   const auto least = bounds_without_search(p);
-  time_bound best{least.seconds, std::max(least.budget, o.needed)};
+  time_bound best{least.seconds, std::max(least.budget, o.known_budget_bound)};
   const double never = std::numeric_limits<double>::infinity();
   if (p.copies()) {
     if (budget < best.budget)
@@ -68,26 +68,26 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   best.budget = std::max(best.budget, last_runs_bound(p));
   struct dual {
     std::unique_ptr<retention_cut> cut;
-    retention_cut::choice all, few;  // lines seconds + lambda (bytes - room), at the smallest and largest lambda so far
+    retention_cut::choice rich, lean;  // lines seconds + lambda (bytes - room), at the smallest and largest lambda so far
     bytes_t room;
     double lambda = 0, maximum = 0;  // where the two lines meet: lambda, and their value, s
-    void look_ahead() {
-      lambda = retention_cut::multiplier(all, few);
-      maximum = all.seconds + lambda * static_cast<double>(all.bytes - room);
+    void find_crossing() {
+      lambda = retention_cut::multiplier(rich, lean);
+      maximum = rich.seconds + lambda * static_cast<double>(rich.bytes - room);
     }
   };
   std::vector<dual> duals;
-  double extra = 0;
+  double best_extra = 0;
   const auto improve = [&](dual& d) {
     auto c = d.cut->minimum(d.lambda);
     const double value = c.seconds + d.lambda * static_cast<double>(c.bytes - d.room) - c.error;
-    extra = std::max(extra, value);
-    if (value + c.error >= d.maximum * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) {
+    best_extra = std::max(best_extra, value);
+    if (value + c.error >= d.maximum * (1 - 1e-6) || c.bytes >= d.rich.bytes || c.bytes <= d.lean.bytes) {
       d.maximum = 0;  // its maximum is known
       return;
     }
-    (c.bytes > d.room ? d.all : d.few) = std::move(c);
-    d.look_ahead();
+    (c.bytes > d.room ? d.rich : d.lean) = std::move(c);
+    d.find_crossing();
   };
   try {
     if (stop && stop()) throw interrupted();
@@ -95,34 +95,34 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
       if (stop && stop()) break;
       const auto room = budget + cut->room();
       dual d{std::move(cut), {}, {}, room};
-      d.all = d.cut->retain_all(), d.few = d.cut->retain_least();
-      best.budget = std::max(best.budget, d.few.bytes - d.cut->room());
-      if (d.all.bytes <= room || d.few.bytes > room) continue;
+      d.rich = d.cut->retain_all(), d.lean = d.cut->retain_least();
+      best.budget = std::max(best.budget, d.lean.bytes - d.cut->room());
+      if (d.rich.bytes <= room || d.lean.bytes > room) continue;
       if (d.cut->forbid_retaining_above(room)) {
-        d.all = d.cut->fewest_seconds();
-        extra = std::max(extra, d.all.seconds - d.all.error);
-        if (d.all.bytes <= room || d.all.bytes <= d.few.bytes) continue;
+        d.rich = d.cut->fewest_seconds();
+        best_extra = std::max(best_extra, d.rich.seconds - d.rich.error);
+        if (d.rich.bytes <= room || d.rich.bytes <= d.lean.bytes) continue;
       }
-      d.look_ahead();
-      for (int i = 0; i < (duals.empty() ? 20 : 1) && d.maximum > extra && !(stop && stop()); ++i) improve(d);
-      if (d.maximum > extra) duals.push_back(std::move(d));
+      d.find_crossing();
+      for (int i = 0; i < (duals.empty() ? 20 : 1) && d.maximum > best_extra && !(stop && stop()); ++i) improve(d);
+      if (d.maximum > best_extra) duals.push_back(std::move(d));
     }
     for (auto left = 10 * o.refined; left > 0 && !duals.empty() && !(stop && stop()); --left) {
-      auto& next =
+      auto& highest =
           *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a.maximum < b.maximum; });
-      if (next.maximum <= extra * (1 + 1e-6)) break;
-      improve(next);
+      if (highest.maximum <= best_extra * (1 + 1e-6)) break;
+      improve(highest);
     }
   } catch (const interrupted&) {  // keeps the bounds proven so far
   }
-  best.seconds += extra;
+  best.seconds += best_extra;
   // These are maximum flows through the whole graph: large graphs get fewer of them.
   const auto cuts = 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size());
   best.budget = last_large_run_bound(p, best.budget, stop, std::min<std::size_t>(300, cuts));
   try {
     if (budget >= best.budget) {
       last_run_cut cut(p, stop);
-      best.budget = std::max(best.budget, phases_of_last_runs(p, cut, budget, 10 * cuts).needed);
+      best.budget = std::max(best.budget, phases_of_last_runs(p, cut, budget, 10 * cuts).needed_bytes);
     }
   } catch (const interrupted&) {  // keeps the bounds proven so far
   }

@@ -25,12 +25,12 @@ namespace remat::bound {
 inline std::optional<std::vector<operation_id>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
                                                          double threshold = 0.5) {
   std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
-  std::vector<bool> free(p.values().size());
-  for (value_id v = 0; v < free.size(); ++v) {
-    free[v] = form.negligible(v);
-    for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
+  std::vector<bool> negligible(p.values().size());
+  for (value_id v = 0; v < negligible.size(); ++v) {
+    negligible[v] = form.negligible(v);
+    for (std::size_t j = 0; j < retained.size() && !negligible[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
   }
-  return order::replay(p, form.moments(), retained, free);
+  return order::replay(p, form.moments(), retained, negligible);
 }
 
 /// Moments for `multi_cut_model`. The first few lie on the path on which store-all has most on the device. Later ones lie on this
@@ -46,7 +46,7 @@ class multi_cut_choice {
     /// Is there only one place?
     bool decided() const { return from == to; }
     /// `moments` with this operation behind the first `place` of them.
-    std::vector<operation_id> among(std::vector<operation_id> moments, std::size_t place) const {
+    std::vector<operation_id> inserted_at(std::vector<operation_id> moments, std::size_t place) const {
       moments.insert(moments.begin() + static_cast<std::ptrdiff_t>(place), o);
       return moments;
     }
@@ -74,7 +74,7 @@ class multi_cut_choice {
     std::reverse(path_.begin(), path_.end());
     std::set_difference(needed.begin(), needed.end(), path_.begin(), path_.end(), std::back_inserter(beside_));
     first_ = {*std::max_element(path_.begin(), path_.end(), [&](auto a, auto b) { return load[a] < load[b]; })};
-    for (const std::size_t sixth : {5U, 3U, 1U}) first_ = with(std::move(first_), path_[sixth * path_.size() / 6]);
+    for (const std::size_t sixth : {5U, 3U, 1U}) first_ = with_if_decided(std::move(first_), path_[sixth * path_.size() / 6]);
   }
 
   /// The first moments, in their order: the operation with most on the device, and three others.
@@ -83,11 +83,11 @@ class multi_cut_choice {
   /// Places on the path where the solution `x` seems to be over the budget: the worst between each two moments, worst first.
   std::vector<candidate> excess_on_path(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     std::vector<std::pair<double, operation_id>> excess;
-    for (auto o : path_) excess.emplace_back(form.strain(x, o) - 1e-4, o);
-    return spread(std::move(excess), form.moments());
+    for (auto o : path_) excess.emplace_back(form.excess(x, o) - 1e-4, o);
+    return worst_between_moments(std::move(excess), form.moments());
   }
   /// Up to `count` places, spread evenly along the path.
-  std::vector<candidate> along(const std::vector<operation_id>& moments, std::size_t count) const {
+  std::vector<candidate> evenly_along_path(const std::vector<operation_id>& moments, std::size_t count) const {
     std::vector<candidate> places;
     for (std::size_t i = 0; i < count; ++i)
       if (const auto o = path_[(2 * i + 1) * path_.size() / (2 * count)]; !contains(moments, o))
@@ -99,8 +99,8 @@ class multi_cut_choice {
   std::vector<candidate> excess_beside_path(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     std::vector<std::pair<double, operation_id>> excess;
     for (auto o : beside_)
-      if (const double over = form.strain(x, o, true); over > 0) excess.emplace_back(over, o);
-    auto worst = spread(std::move(excess), form.moments());
+      if (const double over = form.excess(x, o, true); over > 0) excess.emplace_back(over, o);
+    auto worst = worst_between_moments(std::move(excess), form.moments());
     std::erase_if(worst, [](const auto& c) { return c.decided(); });
     return worst;
   }
@@ -119,14 +119,14 @@ class multi_cut_choice {
       peak = 0;
       ++next;
     }
-    return spread(std::move(excess), form.moments());
+    return worst_between_moments(std::move(excess), form.moments());
   }
 
   /// `moments` with `o` added if it has only one place; otherwise `moments`.
-  std::vector<operation_id> with(std::vector<operation_id> moments, operation_id o) const {
+  std::vector<operation_id> with_if_decided(std::vector<operation_id> moments, operation_id o) const {
     if (contains(moments, o)) return moments;
     const auto c = place(0, o, moments);
-    return c.decided() ? c.among(std::move(moments), c.from) : moments;
+    return c.decided() ? c.inserted_at(std::move(moments), c.from) : moments;
   }
 
  private:
@@ -145,8 +145,8 @@ class multi_cut_choice {
     return c;
   }
   /// The worst of `excess` between each two moments, worst first. An operation with several places counts at the first of them.
-  std::vector<candidate> spread(std::vector<std::pair<double, operation_id>> excess,
-                                const std::vector<operation_id>& moments) const {
+  std::vector<candidate> worst_between_moments(std::vector<std::pair<double, operation_id>> excess,
+                                               const std::vector<operation_id>& moments) const {
     std::stable_sort(excess.begin(), excess.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     std::vector<candidate> worst;
     std::vector<bool> taken(moments.size() + 1, false);

@@ -103,7 +103,7 @@ struct multi_cut_options {
 /// - a value that comes back after t_j was sent before: the copies of these values to the host fit into the time until t_j.
 class multi_cut_model {
  public:
-  static constexpr std::size_t most_operations = 20'000;  ///< needed operations; for more, models take gigabytes
+  static constexpr std::size_t max_operations = 20'000;  ///< needed operations; for more, models take gigabytes
 
   /// @param p           the problem, plain; must outlive the model
   /// @param budget      bytes, >= the budget of `bounds_without_search`
@@ -151,28 +151,28 @@ class multi_cut_model {
   /// @param beside `o` is on no path through the moments: values that are made again for it and stay count, too
   /// @return excess bytes, as a part of the budget without held bytes; negative if there is room
   /// Complexity: O(values + edges).
-  double strain(const Eigen::VectorXd& x, operation_id o, bool beside = false) const {
+  double excess(const Eigen::VectorXd& x, operation_id o, bool beside = false) const {
     const auto& ops = p_.operations();
-    const auto j = first_[o];
+    const auto j = first_window_[o];
     const auto& w = windows_[j];
     const auto [below, above] = relatives_of(p_, o);
     double sum = own_bytes(o) - room_;
     for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v] || contains(ops[o].inputs, v)) continue;
-      const auto maker = p_.producer(v);
-      double there = w.stay[v].at(x);
-      if (maker == none || !below[maker]) {
-        const double made = (maker == none ? 0 : w.run[maker].at(x)) + w.come[v].at(x);
+      const auto producer = p_.producer(v);
+      double present = w.stay[v].at(x);
+      if (producer == none || !below[producer]) {
+        const double made = (producer == none ? 0 : w.run[producer].at(x)) + w.come[v].at(x);
         double use = 0;
         for (auto c : p_.consumers(v))
           if (below[c]) use = std::max(use, w.run[c].at(x));
-        const bool before = maker != none && above[maker];
-        if (before && first_[maker] == j && last_[maker] == j + 1 && made < 1 + 1e-3)
-          there = std::max({there, use, k_[j + 1][v].at(x)});
+        const bool before = producer != none && above[producer];
+        if (before && first_window_[producer] == j && last_moment_[producer] == j + 1 && made < 1 + 1e-3)
+          present = std::max({present, use, k_[j + 1][v].at(x)});
         else
-          there = std::max({there, use - made, beside && before ? std::min(made, k_[j + 1][v].at(x)) : 0});
+          present = std::max({present, use - made, beside && before ? std::min(made, k_[j + 1][v].at(x)) : 0});
       }
-      sum += size(v) * there;
+      sum += size(v) * present;
     }
     for (auto u : ops[o].inputs)
       if (modelled_[u]) sum += size(u);
@@ -207,7 +207,9 @@ class multi_cut_model {
     return sum;
   }
   /// Is `v` on the device at the start of a window [a, b), whatever was live before: a source if a = 0, an output of tau_a?
-  bool appears(value_id v, std::size_t a) const { return p_.is_source(v) ? a == 0 : a > 0 && moment_of_[p_.producer(v)] == a; }
+  bool present_at_start(value_id v, std::size_t a) const {
+    return p_.is_source(v) ? a == 0 : a > 0 && moment_of_[p_.producer(v)] == a;
+  }
 
   void index() {
     const auto& ops = p_.operations();
@@ -216,32 +218,32 @@ class multi_cut_model {
     moment_of_.assign(ops.size(), 0);
     for (std::size_t j = 1; j < end; ++j) moment_of_[moments_[j - 1]] = j;
     modelled_.assign(p_.values().size(), false);
-    works_.assign(ops.size(), false);
+    makes_modelled_.assign(ops.size(), false);
     const auto matters = [&](value_id v) {
       return !p_.values()[v].held && p_.values()[v].bytes > 0 && size(v) >= options_.negligible * room_units;
     };
     for (value_id v = 0; v < p_.values().size(); ++v) modelled_[v] = p_.is_source(v) && matters(v);
     for (auto o : needed_)
       for (auto v : ops[o].outputs)
-        if (matters(v)) modelled_[v] = works_[o] = true;
-    left_.assign(ops.size(), 0);
+        if (matters(v)) modelled_[v] = makes_modelled_[o] = true;
+    room_beside_.assign(ops.size(), 0);
     for (auto o : needed_) {
-      left_[o] = room_ - own_bytes(o);
+      room_beside_[o] = room_ - own_bytes(o);
       for (auto u : ops[o].inputs)
-        if (modelled_[u]) left_[o] -= size(u);
+        if (modelled_[u]) room_beside_[o] -= size(u);
     }
-    first_.assign(ops.size(), 0);
-    last_.assign(ops.size(), end);
+    first_window_.assign(ops.size(), 0);
+    last_moment_.assign(ops.size(), end);
     for (auto o : needed_) {
       for (auto u : ops[o].inputs)
-        if (!p_.is_source(u)) first_[o] = std::max(first_[o], first_[p_.producer(u)]);
-      if (moment_of_[o] > 0) first_[o] = moment_of_[o];
+        if (!p_.is_source(u)) first_window_[o] = std::max(first_window_[o], first_window_[p_.producer(u)]);
+      if (moment_of_[o] > 0) first_window_[o] = moment_of_[o];
     }
     for (std::size_t i = needed_.size(); i-- > 0;) {
       const auto o = needed_[i];
-      const auto by = moment_of_[o] > 0 ? moment_of_[o] : last_[o];
+      const auto by = moment_of_[o] > 0 ? moment_of_[o] : last_moment_[o];
       for (auto u : ops[o].inputs)
-        if (!p_.is_source(u)) last_[p_.producer(u)] = std::min(last_[p_.producer(u)], by);
+        if (!p_.is_source(u)) last_moment_[p_.producer(u)] = std::min(last_moment_[p_.producer(u)], by);
     }
   }
 
@@ -257,8 +259,8 @@ class multi_cut_model {
     for (std::size_t j = end; j-- > 0;) {
       for (std::size_t i = needed_.size(); i-- > 0;) {
         const auto o = needed_[i];
-        const bool first_run = j < last_[o] && moment_of_[o] == 0;
-        if (!works_[o] || j < first_[o] || (ops[o].once && !first_run)) continue;
+        const bool first_run = j < last_moment_[o] && moment_of_[o] == 0;
+        if (!makes_modelled_[o] || j < first_window_[o] || (ops[o].once && !first_run)) continue;
         bool serves = first_run;
         for (auto v : ops[o].outputs) {
           if (!modelled_[v]) continue;
@@ -278,7 +280,7 @@ class multi_cut_model {
 
   /// Is there no room for `v` while `o` runs? False if `o` reads or makes `v`.
   bool excludes(operation_id o, value_id v) const {
-    return size(v) > left_[o] && !contains(p_.operations()[o].inputs, v) && p_.producer(v) != o;
+    return size(v) > room_beside_[o] && !contains(p_.operations()[o].inputs, v) && p_.producer(v) != o;
   }
 
   void make_columns() {
@@ -289,7 +291,7 @@ class multi_cut_model {
     k_.assign(end + 1, std::vector<expression>(p_.values().size()));
     for (std::size_t j = 1; j <= end; ++j)
       for (value_id v = 0; v < p_.values().size(); ++v) {
-        if (!wanted[j][v] || (!p_.is_source(v) && first_[p_.producer(v)] >= j)) continue;
+        if (!wanted[j][v] || (!p_.is_source(v) && first_window_[p_.producer(v)] >= j)) continue;
         if (j < end && excludes(moments_[j - 1], v)) continue;
         if (j == end || contains(ops[moments_[j - 1]].inputs, v))
           k_[j][v].constant = 1;
@@ -300,7 +302,7 @@ class multi_cut_model {
       auto& w = add_window(j, j + 1);
       for (auto o : needed_) {
         if (!useful[j][o]) continue;
-        if (moment_of_[o] == 0 && first_[o] + 1 == last_[o] && first_[o] == j) {
+        if (moment_of_[o] == 0 && first_window_[o] + 1 == last_moment_[o] && first_window_[o] == j) {
           w.run[o].constant = 1;
           base_seconds_ += ops[o].seconds;
         } else {
@@ -309,9 +311,9 @@ class multi_cut_model {
       }
     }
     for (auto o : needed_) {
-      if (!works_[o] || moment_of_[o] > 0) base_seconds_ += ops[o].seconds;
-      if (!works_[o] || moment_of_[o] > 0 || first_[o] + 1 == last_[o]) continue;
-      builder_.row(1, builder_.split(runs(o, first_[o], last_[o]), longest_row_), ops[o].once ? 1 : milp::infinity);
+      if (!makes_modelled_[o] || moment_of_[o] > 0) base_seconds_ += ops[o].seconds;
+      if (!makes_modelled_[o] || moment_of_[o] > 0 || first_window_[o] + 1 == last_moment_[o]) continue;
+      builder_.row(1, builder_.split(runs(o, first_window_[o], last_moment_[o]), longest_row_), ops[o].once ? 1 : milp::infinity);
     }
     for (std::size_t a = 0; a + 1 < end; ++a)
       for (std::size_t b = a + 2; b <= end; ++b)
@@ -321,6 +323,10 @@ class multi_cut_model {
   void poll() const {
     if (stop_ && stop_()) throw interrupted();
   }
+  /// Does the first run of `o` lie within [a, b) in all schedules of the model?
+  bool always_runs(operation_id o, std::size_t a, std::size_t b) const {
+    return moment_of_[o] > 0 ? moment_of_[o] > a && moment_of_[o] < b : first_window_[o] >= a && last_moment_[o] <= b;
+  }
   window& add_window(std::size_t a, std::size_t b) {
     poll();
     const std::vector<expression> per_value(p_.values().size());
@@ -329,12 +335,11 @@ class multi_cut_model {
     std::vector<bool> stays(p_.values().size());
     double largest = 0;
     for (value_id v = 0; v < stays.size(); ++v) {
-      stays[v] = !k_[b][v].is_zero() && (appears(v, a) || !k_[a][v].is_zero());
+      stays[v] = !k_[b][v].is_zero() && (present_at_start(v, a) || !k_[a][v].is_zero());
       if (stays[v]) largest = std::max(largest, size(v));
     }
     for (auto o : needed_) {
-      const bool runs = moment_of_[o] > 0 ? moment_of_[o] > a && moment_of_[o] < b : first_[o] >= a && last_[o] <= b;
-      if (!runs || left_[o] >= largest) continue;
+      if (!always_runs(o, a, b) || room_beside_[o] >= largest) continue;
       for (value_id v = 0; v < stays.size(); ++v) stays[v] = stays[v] && !excludes(o, v);
     }
     for (value_id v = 0; v < stays.size(); ++v)
@@ -352,9 +357,8 @@ class multi_cut_model {
   void make_long_window(std::size_t a, std::size_t b) {
     auto& w = add_window(a, b);
     for (auto o : needed_) {
-      if (!works_[o]) continue;
-      const bool moment = moment_of_[o] > 0;
-      if (moment ? moment_of_[o] > a && moment_of_[o] < b : first_[o] >= a && last_[o] <= b) {
+      if (!makes_modelled_[o]) continue;
+      if (always_runs(o, a, b)) {
         w.run[o].constant = 1;
         continue;
       }
@@ -363,14 +367,14 @@ class multi_cut_model {
       w.run[o] = builder_.column(0, 0, 1);
       builder_.at_most(w.run[o], sum);
       for (auto j = a; j < b; ++j) builder_.at_most(windows_[j].run[o], w.run[o]);
-      if (!moment && a < last_[o] && first_[o] < b)
-        builder_.at_least(builder_.split(runs(o, first_[o], a) + runs(o, b, last_[o]), longest_row_) + w.run[o], 1);
+      if (moment_of_[o] == 0 && a < last_moment_[o] && first_window_[o] < b)
+        builder_.at_least(builder_.split(runs(o, first_window_[o], a) + runs(o, b, last_moment_[o]), longest_row_) + w.run[o], 1);
     }
   }
 
   /// May `v` be copied, and could it have been made before t_a?
   bool may_move(value_id v, std::size_t a) const {
-    return modelled_[v] && p_.values()[v].movable && (p_.is_source(v) ? a > 0 : first_[p_.producer(v)] < a);
+    return modelled_[v] && p_.values()[v].movable && (p_.is_source(v) ? a > 0 : first_window_[p_.producer(v)] < a);
   }
   expression made(const window& w, value_id v) const { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; }
   /// The number of copies of `v` that begin in the windows [a, a + 1) .. [b - 1, b).
@@ -389,7 +393,7 @@ class multi_cut_model {
         if (!may_move(v, j + 1)) continue;
         send[j][v] = builder_.binary(0);
         windows_[j].come[v] = come[j][v] = builder_.binary(0);
-        if (!appears(v, j)) builder_.at_most(send[j][v], k_[j][v] + made(windows_[j], v));
+        if (!present_at_start(v, j)) builder_.at_most(send[j][v], k_[j][v] + made(windows_[j], v));
       }
     for (auto& w : windows_)
       for (value_id v = 0; v < values; ++v) {
@@ -414,12 +418,12 @@ class multi_cut_model {
       if (w.b != end || w.a == 0) continue;
       expression before, sent;
       for (std::size_t j = 0; j < w.a; ++j) before.add(seconds[j]);
-      for (value_id v = 0; v < values; ++v) sent.add(w.back[v], copying(v, p_.copies()->to_host));
+      for (value_id v = 0; v < values; ++v) sent.add(w.back[v], copy_time(v, p_.copies()->to_host));
       builder_.at_least(before - builder_.split(std::move(sent), longest_row_), 0);
     }
   }
   /// Seconds of a copy of `v`, in units of the objective.
-  double copying(value_id v, double rate) const {
+  double copy_time(value_id v, double rate) const {
     return milp::in_units(p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate, second_);
   }
   /// Each short window takes at least as long as its computations.
@@ -428,12 +432,12 @@ class multi_cut_model {
     for (auto o : needed_) {
       const double c = milp::in_units(p_.operations()[o].seconds, second_);
       if (moment_of_[o] > 0) computed[moment_of_[o]].constant += c;
-      if (works_[o]) {
+      if (makes_modelled_[o]) {
         for (std::size_t j = 0; j < seconds.size(); ++j) computed[j].add(windows_[j].run[o], c);
       } else if (moment_of_[o] == 0 && c > 0) {  // runs once, in one of the windows
         expression once;
-        for (auto j = first_[o]; j < last_[o]; ++j) {
-          const auto here = first_[o] + 1 == last_[o] ? expression{{}, 1} : builder_.column(0, 0, 1);
+        for (auto j = first_window_[o]; j < last_moment_[o]; ++j) {
+          const auto here = first_window_[o] + 1 == last_moment_[o] ? expression{{}, 1} : builder_.column(0, 0, 1);
           once.add(here);
           computed[j].add(here, c);
         }
@@ -448,23 +452,23 @@ class multi_cut_model {
   void add_copies(const std::vector<expression>& seconds, const copies_per_window& copies, double rate) {
     std::vector<expression> left(seconds.size() + 1);
     for (std::size_t j = 1; j < seconds.size(); ++j) {
-      expression one, most;
+      expression in_flight, rest;
       for (value_id v = 0; v < p_.values().size(); ++v) {
         if (k_[j][v].is_zero() || !may_move(v, j)) continue;
         const auto under_way = builder_.column(0, 0, 1);
         builder_.at_most(under_way, k_[j][v]);
         builder_.at_most(under_way, begun(copies, v, 0, j));
-        one.add(under_way);
-        most.add(under_way, copying(v, rate));
+        in_flight.add(under_way);
+        rest.add(under_way, copy_time(v, rate));
       }
-      if (one.is_constant()) continue;
+      if (in_flight.is_constant()) continue;
       left[j] = builder_.column(0, 0, milp::infinity);
-      builder_.at_most(builder_.split(std::move(one), longest_row_), 1);
-      builder_.at_least(builder_.split(std::move(most), longest_row_) - left[j], 0);
+      builder_.at_most(builder_.split(std::move(in_flight), longest_row_), 1);
+      builder_.at_least(builder_.split(std::move(rest), longest_row_) - left[j], 0);
     }
     for (std::size_t j = 0; j < seconds.size(); ++j) {
       expression all;
-      for (value_id v = 0; v < p_.values().size(); ++v) all.add(copies[j][v], copying(v, rate));
+      for (value_id v = 0; v < p_.values().size(); ++v) all.add(copies[j][v], copy_time(v, rate));
       builder_.at_least(seconds[j] + left[j + 1] - left[j] - builder_.split(std::move(all), longest_row_), 0);
     }
   }
@@ -482,7 +486,7 @@ class multi_cut_model {
     expression lasting;
     for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v]) continue;
-      if (!w.stay[v].is_zero() && !appears(v, w.a)) builder_.at_most(w.stay[v], before[v]);
+      if (!w.stay[v].is_zero() && !present_at_start(v, w.a)) builder_.at_most(w.stay[v], before[v]);
       lasting.add(w.stay[v], size(v));
       if (!after[v].is_zero()) builder_.at_most(after[v], w.stay[v] + made(w, v) + w.come[v]);
     }
@@ -494,7 +498,7 @@ class multi_cut_model {
       for (auto u : p_.operations()[o].inputs) {
         if (!modelled_[u]) continue;
         bytes += size(u);
-        if (!appears(u, w.a)) builder_.at_most(run, before[u] + made(w, u) + w.back[u]);
+        if (!present_at_start(u, w.a)) builder_.at_most(run, before[u] + made(w, u) + w.back[u]);
       }
       const double light = w.b == w.a + 1 || options_.light == 0 ? options_.light : std::max(options_.light, light_in_long);
       if (bytes < light * room_units) continue;
@@ -519,12 +523,12 @@ class multi_cut_model {
   std::vector<operation_id> moments_;
   std::size_t longest_row_;
   std::function<bool()> stop_;
-  std::vector<operation_id> needed_;    // operations that targets depend on
-  std::vector<std::size_t> moment_of_;  // per operation: j if the operation is tau_j, else 0
-  std::vector<std::size_t> first_;      // per operation: the first short window in which it can run
-  std::vector<std::size_t> last_;       // per operation: the moment before which it must have run
-  std::vector<bool> modelled_, works_;  // values that are not negligible; operations that make such a value
-  std::vector<double> left_;            // per operation: room left while it runs beside its operands, outputs and workspace
+  std::vector<operation_id> needed_;             // operations that targets depend on
+  std::vector<std::size_t> moment_of_;           // per operation: j if the operation is tau_j, else 0
+  std::vector<std::size_t> first_window_;        // per operation: the first short window in which it can run
+  std::vector<std::size_t> last_moment_;         // per operation: the moment before which it must have run
+  std::vector<bool> modelled_, makes_modelled_;  // values that are not negligible; operations that make such a value
+  std::vector<double> room_beside_;  // per operation: room left while it runs beside its operands, outputs and workspace
   double byte_ = 1, second_ = 1, room_ = 0, base_seconds_ = 0;
   milp::builder builder_;
   std::vector<std::vector<expression>> k_;  // per moment and value

@@ -33,16 +33,16 @@ inline std::vector<std::unique_ptr<retention_cut>> sample_cuts(const problem& p,
   const auto memory = measure_order(p, needed).memory;
   std::vector<std::size_t> all, over;  // positions in `needed`: in the span, over the budget
   for (std::size_t k = 0; k < needed.size(); ++k)
-    if (!within || within->moments[needed[k]]) all.push_back(k);
+    if (!within || within->may_be_tau[needed[k]]) all.push_back(k);
   if (all.empty()) return {};
   std::copy_if(all.begin(), all.end(), std::back_inserter(over), [&](auto k) { return memory[k] > budget; });
   const auto peak = *std::max_element(all.begin(), all.end(), [&](auto a, auto b) { return memory[a] < memory[b]; });
   if (over.empty()) over.push_back(peak);
   std::vector<std::size_t> sample = {peak};
   parts = std::min({over.size(), parts, 1 + 4'000'000 / p.operations().size()});
-  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i * over.size() / parts); };
+  const auto part_begin = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i * over.size() / parts); };
   for (std::size_t i = 0; i < parts; ++i)
-    sample.push_back(*std::max_element(at(i), at(i + 1), [&](auto a, auto b) { return memory[a] < memory[b]; }));
+    sample.push_back(*std::max_element(part_begin(i), part_begin(i + 1), [&](auto a, auto b) { return memory[a] < memory[b]; }));
   std::sort(sample.begin(), sample.end());
   sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
   std::vector<std::unique_ptr<retention_cut>> cuts;

@@ -32,8 +32,8 @@ struct chain_answer {
 
 /// How `fastest_persistent` searches.
 struct fastest_persistent_options {
-  std::size_t most_labels = 1 << 24;  ///< labels in memory, about 40 bytes each, >= 1; the search ends after 256 times as many
-  std::function<bool()> stop = {};    ///< polled; true ends the search with the best answer so far
+  std::size_t max_labels = 1 << 24;  ///< labels in memory, about 40 bytes each, >= 1; the search ends after 256 times as many
+  std::function<bool()> stop = {};   ///< polled; true ends the search with the best answer so far
 };
 
 namespace detail {
@@ -54,24 +54,24 @@ class fastest_persistent_search {
   chain_answer run() {
     const auto last = chain_.size() - 1;
     bounds_.choose([this] { return poll(); });
-    found best;
-    double bound = stopped_ ? 0 : bounds_.least(0, last, capacity_);
-    widen(best, bound);
+    part_answer best;
+    double bound = stopped_ ? 0 : bounds_.lower_bound(0, last, capacity_);
+    widen_beam(best, bound);
     chain_answer answer;
     answer.bound = chain_.ideal() + bound;
-    if (best.plan == none_) return answer;
+    if (best.plan == no_index) return answer;
     answer.seconds = chain_.ideal() + best.overhead;
     if (bound >= best.overhead) answer.bound = answer.seconds;
-    emit(best.plan, answer.steps);
+    append_steps(best.plan, answer.steps);
     return answer;
   }
 
  private:
   using id = std::uint32_t;
-  static constexpr id none_ = std::numeric_limits<id>::max();
+  static constexpr id no_index = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
-  static constexpr std::size_t most_nested = 64;  // depth of recomputed parts inside recomputed parts
-  static constexpr std::size_t narrowest = 8;     // labels per link in the first pass, which always ends by itself
+  static constexpr std::size_t max_nested = 64;  // depth of recomputed parts inside recomputed parts
+  static constexpr std::size_t narrowest = 8;    // labels per link in the first pass, which always ends by itself
 
   /// Links i to j with m bytes besides x_i, including the gradient of x_(j+1).
   struct part {
@@ -79,19 +79,19 @@ class fastest_persistent_search {
     bytes_t m;
   };
   /// The answer for a part.
-  struct found {
+  struct part_answer {
     double overhead = never;  ///< of the plan, s
     double bound = 0;         ///< lower bound on the overhead of every schedule of the part, s
-    id plan = none_;
+    id plan = no_index;
   };
   /// A step along a path: run `link` now, or split at `to`.
   struct move {
-    id link, option, to;  ///< option: `none_` for a split; to: the next link on the path
-    id inner;             ///< plan of the recomputed part of a split; `none_`: the fastest option of each link
+    id link, option, to;  ///< option: `no_index` for a split; to: the next link on the path
+    id inner;             ///< plan of the recomputed part of a split; `no_index`: the fastest option of each link
   };
   struct plan {
     std::vector<move> moves;
-    bytes_t least;  ///< least bytes with which the plan works
+    bytes_t min_bytes;  ///< least bytes with which the plan works
   };
   struct label {
     bytes_t m;
@@ -101,92 +101,93 @@ class fastest_persistent_search {
   /// The state of one search.
   struct search {
     part whole;
-    double cutoff;                       ///< paths of this overhead or more are of no interest, s
-    std::size_t depth;                   ///< of nesting
-    std::vector<std::vector<label>> at;  ///< labels at link i + k that have not been expanded
-    std::vector<label> expanded;         ///< labels that have been expanded
-    double lost = never;                 ///< lower bound on the overhead of the paths that the beam has cut off, s
-    label last{};                        ///< end of the best complete path
+    double cutoff;                         ///< paths of this overhead or more are of no interest, s
+    std::size_t depth;                     ///< of nesting
+    std::vector<std::vector<label>> open;  ///< labels at link i + k that have not been expanded
+    std::vector<label> expanded;           ///< labels that have been expanded
+    double min_cut_off = never;            ///< lower bound on the overhead of the paths that the beam has cut off, s
+    label last{};                          ///< end of the best complete path
   };
   bool poll() { return stopped_ = stopped_ || (options_.stop && options_.stop()); }
 
   /// Searches with wider and wider beams until a beam cuts off nothing. The first passes are narrow and have no nested searches.
   /// They find good schedules, which make the wide passes short. To be short themselves, they assume a cutoff just above the
   /// bound.
-  void widen(found& best, double& bound) {
+  void widen_beam(part_answer& best, double& bound) {
     const part whole{0, chain_.size() - 1, capacity_};
-    double pretended = std::max(0.02 * std::max(bound, 0.01 * chain_.all_forwards()), std::numeric_limits<double>::min());
-    const auto widest = std::max<std::size_t>(1, options_.most_labels / chain_.size());
+    double assumed_overhead = std::max(0.02 * std::max(bound, 0.01 * chain_.all_forwards()), std::numeric_limits<double>::min());
+    const auto widest = std::max<std::size_t>(1, options_.max_labels / chain_.size());
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
-      nested_ = narrow ? 0 : most_nested;
-      width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
-      found answer;
-      for (; narrow && answer.plan == none_ && !stopped_ && pretended < 4 * chain_.all_forwards(); pretended *= 4) {
-        answer = solve(whole, std::min(best.overhead, bound + pretended), 0);
-        if (best.plan != none_) break;
+      max_nesting_ = narrow ? 0 : max_nested;
+      beam_width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
+      part_answer answer;
+      for (; narrow && answer.plan == no_index && !stopped_ && assumed_overhead < 4 * chain_.all_forwards();
+           assumed_overhead *= 4) {
+        answer = solve(whole, std::min(best.overhead, bound + assumed_overhead), 0);
+        if (best.plan != no_index) break;
       }
       if (!narrow) answer = solve(whole, best.overhead, 0);
       bound = std::max(bound, answer.bound);
-      if (answer.plan != none_) best = answer;
-      if (!narrow && width_ == widest) break;
+      if (answer.plan != no_index) best = answer;
+      if (!narrow && beam_width_ == widest) break;
     }
   }
 
   /// The least overhead of a part, if it is below `cutoff`.
   /// @param cutoff s
   /// @param depth  of nesting
-  found solve(const part& whole, double cutoff, std::size_t depth) {
+  part_answer solve(const part& whole, double cutoff, std::size_t depth) {
     search x{whole, cutoff, depth, {}, {}};
-    x.at.resize(whole.j - whole.i + 1);
-    bounds_.at(whole.i, whole.j);
-    x.at[0].push_back({whole.m, 0, none_, none_, none_, none_});
-    found answer;
+    x.open.resize(whole.j - whole.i + 1);
+    bounds_.at_all_prices(whole.i, whole.j);
+    x.open[0].push_back({whole.m, 0, no_index, no_index, no_index, no_index});
+    part_answer answer;
     for (auto a = whole.i; a <= whole.j; ++a) {
       if (poll()) break;
       const auto from = x.expanded.size();
-      select(x, a);
+      select_labels(x, a);
       if (x.expanded.size() == from) continue;
-      run_now(x, a, from, answer);
-      run_later(x, a, from);
+      expand_runs(x, a, from, answer);
+      expand_splits(x, a, from);
     }
-    answer.bound = stopped_ ? 0 : std::min(x.lost, x.cutoff);
-    if (answer.overhead < never) answer.plan = remember(x);
+    answer.bound = stopped_ ? 0 : std::min(x.min_cut_off, x.cutoff);
+    if (answer.overhead < never) answer.plan = store_plan(x);
     return answer;
   }
 
   void offer(search& x, std::size_t a, const label& l) {
-    if (l.overhead + bounds_.least(a, x.whole.j, l.m) < x.cutoff) x.at[a - x.whole.i].push_back(l);
+    if (l.overhead + bounds_.lower_bound(a, x.whole.j, l.m) < x.cutoff) x.open[a - x.whole.i].push_back(l);
   }
   /// Moves the labels at link a that the beam keeps to `expanded`, m descending and overhead ascending.
-  void select(search& x, std::size_t a) {
-    auto here = std::move(x.at[a - x.whole.i]);
-    std::sort(here.begin(), here.end(),
+  void select_labels(search& x, std::size_t a) {
+    auto labels = std::move(x.open[a - x.whole.i]);
+    std::sort(labels.begin(), labels.end(),
               [](const label& l, const label& r) { return l.m != r.m ? l.m > r.m : l.overhead < r.overhead; });
     std::vector<double> total;
     std::size_t count = 0;
-    for (const auto& l : here) {
-      if (count > 0 && l.overhead >= here[count - 1].overhead) continue;
-      const auto sum = l.overhead + bounds_.least(a, x.whole.j, l.m);
+    for (const auto& l : labels) {
+      if (count > 0 && l.overhead >= labels[count - 1].overhead) continue;
+      const auto sum = l.overhead + bounds_.lower_bound(a, x.whole.j, l.m);
       if (sum >= x.cutoff) continue;
       total.push_back(sum);
-      here[count++] = l;
+      labels[count++] = l;
     }
     double limit = x.cutoff;
-    if (count > width_) {
+    if (count > beam_width_) {
       auto sorted = total;
-      std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(width_), sorted.end());
-      limit = sorted[width_];
+      std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(beam_width_), sorted.end());
+      limit = sorted[beam_width_];
     }
     for (std::size_t k = 0; k < count; ++k) {
-      const bool spread = k % (count / width_ + 1) == 0;  // keeps some labels with much memory left, though they look slow
-      if (total[k] < limit || spread)
-        x.expanded.push_back(here[k]);
+      const bool keep_spread = k % (count / beam_width_ + 1) == 0;  // some labels with much memory left, though they look slow
+      if (total[k] < limit || keep_spread)
+        x.expanded.push_back(labels[k]);
       else
-        x.lost = std::min(x.lost, total[k]);
+        x.min_cut_off = std::min(x.min_cut_off, total[k]);
     }
   }
-  void run_now(search& x, std::size_t a, std::size_t from, found& answer) {
+  void expand_runs(search& x, std::size_t a, std::size_t from, part_answer& answer) {
     const auto j = x.whole.j;
     for (std::size_t k = 0; k < chain_.link(a).options.size(); ++k) {
       const auto& o = chain_.link(a).options[k];
@@ -195,7 +196,7 @@ class fastest_persistent_search {
       for (auto y = from; y < x.expanded.size() && x.expanded[y].m >= needed; ++y) {
         const label next{x.expanded[y].m - o.saved, x.expanded[y].overhead + more,
                          static_cast<id>(y),        static_cast<id>(a),
-                         static_cast<id>(k),        none_};
+                         static_cast<id>(k),        no_index};
         if (a < j) {
           offer(x, a + 1, next);
         } else if (next.overhead < x.cutoff) {
@@ -205,7 +206,7 @@ class fastest_persistent_search {
       }
     }
   }
-  void run_later(search& x, std::size_t a, std::size_t from) {
+  void expand_splits(search& x, std::size_t a, std::size_t from) {
     const auto j = x.whole.j;
     const auto bytes = x.expanded[from].m;
     lagrangian_bounds::priced lowest;
@@ -216,29 +217,30 @@ class fastest_persistent_search {
     chain_.splits(a, j, [&](const overheads::split& s) {
       if (s.forward >= x.cutoff) return false;
       const auto after = chain_.kept(s.s, j);
-      const auto& rest = bounds_.at(s.s, j);
+      const auto& rest = bounds_.at_all_prices(s.s, j);
       double best = 0;
       for (std::size_t k = 0; k < lagrangian_bounds::prices; ++k)
         best = std::max(best, lowest[k] + rest[k] + bounds_.price(k) * static_cast<double>(chain_.input(s.s)));
-      if (s.forward + s.missing(bytes - after) + best >= x.cutoff) return true;
+      if (s.forward + s.min_overhead(bytes - after) + best >= x.cutoff) return true;
       work_ += x.expanded.size() - from;
-      if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
+      if (work_ / 256 > options_.max_labels && (beam_width_ > narrowest || max_nesting_ > 0)) stopped_ = true;
       if (stopped_) return false;
       for (auto y = from; y < x.expanded.size() && x.expanded[y].m >= s.need; ++y) {
         const auto m = x.expanded[y].m;
         auto sum = x.expanded[y].overhead + s.forward;
-        id inner = none_;
+        id inner = no_index;
         if (m - after < s.ample) {
-          const auto remaining = bounds_.least(s.s, j, m - chain_.input(s.s));
+          const auto remaining = bounds_.lower_bound(s.s, j, m - chain_.input(s.s));
           const auto room = x.cutoff - sum - remaining;
-          if (s.missing(m - after) >= room) continue;
+          if (s.min_overhead(m - after) >= room) continue;
           const auto answer = inner_part({a, s.s - 1, m - after}, room, x.depth + 1);
-          if (answer.bound < std::min(answer.overhead, room)) x.lost = std::min(x.lost, sum + answer.bound + remaining);
-          if (answer.plan == none_) continue;
+          if (answer.bound < std::min(answer.overhead, room))
+            x.min_cut_off = std::min(x.min_cut_off, sum + answer.bound + remaining);
+          if (answer.plan == no_index) continue;
           sum += answer.overhead;
           inner = answer.plan;
         }
-        offer(x, s.s, {m - chain_.input(s.s), sum, static_cast<id>(y), static_cast<id>(a), none_, inner});
+        offer(x, s.s, {m - chain_.input(s.s), sum, static_cast<id>(y), static_cast<id>(a), no_index, inner});
       }
       return true;
     });
@@ -246,81 +248,81 @@ class fastest_persistent_search {
 
   /// The answer for the recomputed part of a split: a known answer if it suffices, else a new search.
   /// @param room overhead from which on the part is of no interest, s
-  found inner_part(const part& x, double room, std::size_t depth) {
-    found best;
-    best.bound = x.m < 0 ? never : bounds_.least(x.i, x.j, x.m);
+  part_answer inner_part(const part& x, double room, std::size_t depth) {
+    part_answer best;
+    best.bound = x.m < 0 ? never : bounds_.lower_bound(x.i, x.j, x.m);
     if (best.bound >= room) return best;
-    auto& known = known_[{x.i, x.j}];
+    auto& known = known_parts_[{x.i, x.j}];
     for (const auto& [m, answer] : known) {
       if (x.m <= m) best.bound = std::max(best.bound, answer.bound);
-      if (answer.plan == none_ || x.m < plans_[answer.plan].least || answer.overhead >= best.overhead) continue;
+      if (answer.plan == no_index || x.m < plans_[answer.plan].min_bytes || answer.overhead >= best.overhead) continue;
       best.overhead = answer.overhead;
       best.plan = answer.plan;
     }
-    if (best.bound >= std::min(best.overhead, room) || depth > nested_) return best;
+    if (best.bound >= std::min(best.overhead, room) || depth > max_nesting_) return best;
     auto solved = solve(x, std::min(room, best.overhead), depth);
     best.bound = std::max(best.bound, solved.bound);
     solved.bound = best.bound;
-    if (solved.plan != none_) best = solved;
-    known_[{x.i, x.j}].push_back({x.m, solved});
+    if (solved.plan != no_index) best = solved;
+    known_parts_[{x.i, x.j}].push_back({x.m, solved});
     return best;
   }
   /// Stores the best path of a search as a plan.
-  id remember(const search& x) {
+  id store_plan(const search& x) {
     plan p;
     auto to = static_cast<id>(x.whole.j + 1);
-    bytes_t least = 0;  // bytes of the label in question
-    for (auto l = x.last; l.link != none_; l = x.expanded[l.parent]) {
+    bytes_t min_bytes = 0;  // bytes of the label in question
+    for (auto l = x.last; l.link != no_index; l = x.expanded[l.parent]) {
       p.moves.push_back({l.link, l.option, to, l.inner});
-      if (l.option != none_) {
+      if (l.option != no_index) {
         const auto& o = chain_.link(l.link).options[l.option];
-        least = std::max(least + o.saved, chain_.threshold(l.link, x.whole.j, o));
+        min_bytes = std::max(min_bytes + o.saved, chain_.threshold(l.link, x.whole.j, o));
       } else {
         chain_.splits(l.link, x.whole.j, [&](const overheads::split& s) {
           if (s.s < to) return true;
-          const auto inner = l.inner == none_ ? s.ample : plans_[l.inner].least;
-          least = std::max({least + chain_.input(to), s.need, inner + chain_.kept(to, x.whole.j)});
+          const auto inner = l.inner == no_index ? s.ample : plans_[l.inner].min_bytes;
+          min_bytes = std::max({min_bytes + chain_.input(to), s.need, inner + chain_.kept(to, x.whole.j)});
           return false;
         });
       }
       to = l.link;
     }
     std::reverse(p.moves.begin(), p.moves.end());
-    p.least = least;
+    p.min_bytes = min_bytes;
     plans_.push_back(std::move(p));
     return static_cast<id>(plans_.size() - 1);
   }
   /// Appends the steps of a plan. Recursive, as deep as the plans are nested.
-  void emit(id which, std::vector<chain_step>& list) const {
+  void append_steps(id which, std::vector<chain_step>& list) const {
     using enum chain_step::kind;
     const auto& moves = plans_[which].moves;
     for (const auto& x : moves)
-      if (x.option != none_)
+      if (x.option != no_index)
         list.push_back({forward, x.link, x.option});
       else
         for (std::size_t t = x.link; t < x.to; ++t) list.push_back({checkpoint, t, 0});
     for (auto x = moves.rbegin(); x != moves.rend(); ++x)
-      if (x->option != none_) {
+      if (x->option != no_index) {
         list.push_back({backward, x->link, x->option});
-      } else if (x->inner != none_) {
-        emit(x->inner, list);
+      } else if (x->inner != no_index) {
+        append_steps(x->inner, list);
       } else {
         for (std::size_t t = x->link; t < x->to; ++t) list.push_back({forward, t, chain_.fastest(t)});
         for (std::size_t t = x->to; t-- > x->link;) list.push_back({backward, t, chain_.fastest(t)});
       }
   }
 
-  struct memory {
+  struct known_part {
     bytes_t m;
-    found answer;
+    part_answer answer;
   };
   overheads chain_;
   bytes_t capacity_;
   fastest_persistent_options options_;
   lagrangian_bounds bounds_;
-  std::map<std::pair<std::size_t, std::size_t>, std::vector<memory>> known_;  // per first and last link
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<known_part>> known_parts_;  // per first and last link
   std::vector<plan> plans_;
-  std::size_t width_ = 0, nested_ = 0, work_ = 0;
+  std::size_t beam_width_ = 0, max_nesting_ = 0, work_ = 0;
   bool stopped_ = false;
 };
 
@@ -336,8 +338,8 @@ class fastest_persistent_search {
 /// @param budget bytes, including x_0
 /// @param o      options
 /// @return the schedule, its time, and a bound on the time of all persistent schedules
-/// @throws bad_option if a link has no option, or `most_labels` is 0
-/// Complexity: O(L^2) for the bounds of L links; the search is exponential at worst, and limited by `most_labels` and `stop`.
+/// @throws bad_option if a link has no option, or `max_labels` is 0
+/// Complexity: O(L^2) for the bounds of L links; the search is exponential at worst, and limited by `max_labels` and `stop`.
 ///
 /// Reference: for labels with two criteria, Desrochers and Soumis, "A generalized permanent labelling algorithm for the shortest
 /// path problem with time windows", INFOR 26 (1988); for bounds by prices, Handler and Zang, "A dual algorithm for the
@@ -347,7 +349,7 @@ class fastest_persistent_search {
 /// if (answer.exact()) run(answer.steps);
 /// @endcode
 inline chain_answer fastest_persistent(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o = {}) {
-  if (o.most_labels < 1) throw bad_option("fastest_persistent_options.most_labels must be >= 1, got 0");
+  if (o.max_labels < 1) throw bad_option("fastest_persistent_options.max_labels must be >= 1, got 0");
   chain_answer answer;
   if (c.links.empty()) {
     answer.seconds = 0;

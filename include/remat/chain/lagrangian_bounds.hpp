@@ -23,12 +23,12 @@ class overheads : public recurrence {
   /// A split of links i to j at s, with terms that depend on i and s only.
   struct split {
     std::size_t s;
-    double forward;  ///< seconds of the checkpoint forwards of links i to s - 1
-    bytes_t need;    ///< bytes that these forwards need
-    bytes_t ample;   ///< bytes with which links i to s - 1 have no overhead
-    double worth;    ///< least overhead of links i to s - 1 per byte below `ample`, s
+    double forward;    ///< seconds of the checkpoint forwards of links i to s - 1
+    bytes_t need;      ///< bytes that these forwards need
+    bytes_t ample;     ///< bytes with which links i to s - 1 have no overhead
+    double min_price;  ///< least overhead of links i to s - 1 per byte below `ample`, s
     /// A lower bound on the overhead of links i to s - 1 with m bytes, s.
-    double missing(bytes_t m) const { return m >= ample ? 0 : worth * static_cast<double>(ample - m); }
+    double min_overhead(bytes_t m) const { return m >= ample ? 0 : min_price * static_cast<double>(ample - m); }
   };
 
   explicit overheads(const heterogeneous_chain& c) : recurrence(c), saved_(c.links.size() + 1, 0) {
@@ -43,11 +43,11 @@ class overheads : public recurrence {
       ideal_ += f->forward + f->backward;
       all_forwards_ += l.checkpoint_seconds;
       // The least seconds per byte saved at this link, by another option or by recomputation.
-      worth_.push_back(ratio(l.checkpoint_seconds, f->saved + f->forward_transient));
+      min_price_.push_back(ratio(l.checkpoint_seconds, f->saved + f->forward_transient));
       for (const auto& k : l.options) {
         const auto transient =
             std::max({bytes_t{0}, f->forward_transient - k.forward_transient, f->backward_transient - k.backward_transient});
-        worth_[i] = std::min(worth_[i], ratio(overhead(i, k), f->saved - k.saved + transient));
+        min_price_[i] = std::min(min_price_[i], ratio(overhead(i, k), f->saved - k.saved + transient));
       }
     }
   }
@@ -71,7 +71,7 @@ class overheads : public recurrence {
       forward = std::max(forward, saved_[s] + o.forward_transient);
       backward = std::max(backward, saved_[s] - kept(0, s - 1) + gradient(s) + o.backward_transient);
       const auto ample = std::max(forward + gradient(s), backward + kept(0, s - 1)) - saved_[i];
-      x = {s, seconds, need, ample, std::min(x.worth, worth_[s - 1])};
+      x = {s, seconds, need, ample, std::min(x.min_price, min_price_[s - 1])};
       return visit(x);
     });
   }
@@ -81,12 +81,12 @@ class overheads : public recurrence {
   double ideal_ = 0, all_forwards_ = 0;
   std::vector<bytes_t> saved_;  // prefix sums
   std::vector<std::size_t> fastest_;
-  std::vector<double> worth_;
+  std::vector<double> min_price_;
 };
 
 /// Lower bounds on overheads by Lagrangian relaxation. Each byte gets a price of lambda seconds. D_lambda(i, j) is the least sum
 /// of overhead and priced bytes over all paths from link i to the last link j. So D_lambda(i, j) - lambda m is a lower bound on
-/// the overhead of links i to j with m bytes. Recomputed parts enter with `split::missing`. The bounds hold for any prices.
+/// the overhead of links i to j with m bytes. Recomputed parts enter with `split::min_overhead`. The bounds hold for any prices.
 /// Complexity: O(L (L + options)) for each last link j that is asked for, L = j + 1; bounds are cached. `choose` takes three
 /// times as long as the last link of the chain.
 class lagrangian_bounds {
@@ -98,7 +98,7 @@ class lagrangian_bounds {
 
   double price(std::size_t k) const { return price_[k]; }
   /// D(i, j) for all prices, s.
-  const priced& at(std::size_t i, std::size_t j) {
+  const priced& at_all_prices(std::size_t i, std::size_t j) {
     auto& d = bounds_[j];  // D(j, j), D(j - 1, j), ...
     while (d.size() <= j - i) {
       const auto a = j - d.size();
@@ -112,7 +112,7 @@ class lagrangian_bounds {
         lower(chain_.overhead(a, o), a == j ? chain_.threshold(a, j, o) : o.saved, a == j ? nullptr : &d.back());
       const auto room = capacity_ - (a > 0 ? chain_.input(a) : 0);
       chain_.splits(a, j, [&](const overheads::split& x) {
-        lower(x.forward + x.missing(room - chain_.kept(x.s, chain_.size() - 1)), chain_.input(x.s), &d[j - x.s]);
+        lower(x.forward + x.min_overhead(room - chain_.kept(x.s, chain_.size() - 1)), chain_.input(x.s), &d[j - x.s]);
         return true;
       });
       d.push_back(least);
@@ -120,8 +120,8 @@ class lagrangian_bounds {
     return d[j - i];
   }
   /// A lower bound on the overhead of links i to j with m bytes, s.
-  double least(std::size_t i, std::size_t j, bytes_t m) {
-    const auto& d = at(i, j);
+  double lower_bound(std::size_t i, std::size_t j, bytes_t m) {
+    const auto& d = at_all_prices(i, j);
     double best = 0;
     for (std::size_t k = 0; k < prices; ++k) best = std::max(best, d[k] - price_[k] * static_cast<double>(m));
     return best;
@@ -131,20 +131,20 @@ class lagrangian_bounds {
   /// @param stop true ends the choice early, with prices that may give weaker bounds
   void choose(const std::function<bool()>& stop) {
     const auto last = chain_.size() - 1;
-    double usual = chain_.all_forwards();
+    double usual_price = chain_.all_forwards();
     for (std::size_t i = 0; i <= last; ++i)
-      for (const auto& o : chain_.link(i).options) usual += chain_.overhead(i, o);
-    usual /= std::max(1.0, static_cast<double>(chain_.saved()));
-    if (usual <= 0) return;
-    double low = usual / 1024, high = usual * 1024;
+      for (const auto& o : chain_.link(i).options) usual_price += chain_.overhead(i, o);
+    usual_price /= std::max(1.0, static_cast<double>(chain_.saved()));
+    if (usual_price <= 0) return;
+    double low = usual_price / 1024, high = usual_price * 1024;
     for (int round = 0; round < 3; ++round) {
       for (std::size_t k = 0; k < prices; ++k) price_[k] = low * std::pow(high / low, static_cast<double>(k) / (prices - 1));
       bounds_[last].clear();
       for (auto i = last + 1; i-- > 0;) {
         if (stop()) return;
-        at(i, last);
+        at_all_prices(i, last);
       }
-      const auto& d = at(0, last);
+      const auto& d = at_all_prices(0, last);
       std::size_t best = 0;
       const auto value = [&](std::size_t k) { return d[k] - price_[k] * static_cast<double>(capacity_); };
       for (std::size_t k = 1; k < prices; ++k)

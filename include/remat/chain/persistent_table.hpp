@@ -45,8 +45,8 @@ namespace remat::chain {
 /// Rostaing-Schmidt, "Optimal time and minimum space-time product for reversing a certain class of programs" (1996).
 class persistent_table {
  public:
-  static constexpr std::size_t most_links = 2000;
-  static constexpr bytes_t most_units = 1 << 20;
+  static constexpr std::size_t max_links = 2000;
+  static constexpr bytes_t max_units = 1 << 20;
 
   struct options {
     std::size_t slots = 0;            ///< most units of the budget; 0: exact, with as many units as necessary
@@ -57,17 +57,17 @@ class persistent_table {
   /// @param c      the chain
   /// @param budget bytes, including x_0; the table answers all smaller budgets as well
   /// @param o      options
-  /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or the budget has more than
-  ///         `most_units` units
+  /// @throws bad_option if the chain has more than `max_links` links, a link has no option, or the budget has more than
+  ///         `max_units` units
   persistent_table(const heterogeneous_chain& c, bytes_t budget, const options& o)
       : chain_(c), inputs_only_(o.inputs_only), budget_(budget) {
     const auto n = chain_.size();
-    if (n > most_links)
-      throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
+    if (n > max_links)
+      throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(max_links) + " are possible");
     choose_unit(o.slots);
     capacity_ = n == 0 ? 0 : floor_units(budget - chain_.input(0));
-    if (capacity_ > most_units)
-      throw bad_option("persistent_table.slots: " + std::to_string(capacity_) + " units, at most " + std::to_string(most_units) +
+    if (capacity_ > max_units)
+      throw bad_option("persistent_table.slots: " + std::to_string(capacity_) + " units, at most " + std::to_string(max_units) +
                        " are possible");
     table_.resize(n * (n + 1) / 2);
     complete_ = true;
@@ -150,7 +150,7 @@ class persistent_table {
       const auto m = top.m;
       double best = never;
       std::size_t option = 0, split = 0;  // split 0: run link i now
-      for (std::size_t k = 0; k < ways(i, j); ++k) {
+      for (std::size_t k = 0; k < options_now(i, j); ++k) {
         const auto& o = chain_.link(i).options[k];
         if (m < units(chain_.threshold(i, j, o))) continue;
         const double t = o.forward + o.backward + (i == j ? 0 : at(i + 1, j, m - units(o.saved)));
@@ -210,12 +210,14 @@ class persistent_table {
     return c.seconds[std::min(static_cast<std::size_t>(m - c.from), c.seconds.size() - 1)];
   }
   /// The number of options with which link i may run now.
-  std::size_t ways(std::size_t i, std::size_t j) const { return inputs_only_ && i < j ? 0 : chain_.link(i).options.size(); }
+  std::size_t options_now(std::size_t i, std::size_t j) const {
+    return inputs_only_ && i < j ? 0 : chain_.link(i).options.size();
+  }
 
   /// Computes Opt(i, j, .) in `best_`, which is non-increasing, and stores its part between the first finite and the last change.
   void fill(std::size_t i, std::size_t j) {
     const curve nothing = {0, {0.0}};
-    for (std::size_t k = 0; k < ways(i, j); ++k) {
+    for (std::size_t k = 0; k < options_now(i, j); ++k) {
       const auto& o = chain_.link(i).options[k];
       lower(units(chain_.threshold(i, j, o)), o.forward + o.backward, i == j ? nothing : table_[index(i + 1, j)], units(o.saved),
             nothing, 0);
@@ -241,34 +243,34 @@ class persistent_table {
     const auto to = std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
     const auto f_end = f.from + f_shift + static_cast<bytes_t>(f.seconds.size()) - 1;  // constant from there on
     const auto g_end = g.from + g_shift + static_cast<bytes_t>(g.seconds.size()) - 1;
-    const auto both = std::min<bytes_t>(to, std::min(f_end, g_end)), one = std::min<bytes_t>(to, std::max(f_end, g_end));
+    const auto both_end = std::min<bytes_t>(to, std::min(f_end, g_end)), one_end = std::min<bytes_t>(to, std::max(f_end, g_end));
     auto m = from;
-    if (m < both) {
+    if (m < both_end) {
       const auto *rest = &f.seconds[static_cast<std::size_t>(m - f.from - f_shift)],
-                 *again = &g.seconds[static_cast<std::size_t>(m - g.from - g_shift)];
-      lower(&best_[static_cast<std::size_t>(m)], both - m, [=](bytes_t k) { return seconds + (rest[k] + again[k]); });
-      m = both;
+                 *other = &g.seconds[static_cast<std::size_t>(m - g.from - g_shift)];
+      lower(&best_[static_cast<std::size_t>(m)], both_end - m, [=](bytes_t k) { return seconds + (rest[k] + other[k]); });
+      m = both_end;
     }
-    if (m < one) {
+    if (m < one_end) {
       const auto& changing = f_end < g_end ? g : f;
       const auto* rest = &changing.seconds[static_cast<std::size_t>(m - changing.from - (f_end < g_end ? g_shift : f_shift))];
-      lower(&best_[static_cast<std::size_t>(m)], one - m,
+      lower(&best_[static_cast<std::size_t>(m)], one_end - m,
             [=, fixed = seconds + (f_end < g_end ? f : g).seconds.back()](bytes_t k) { return fixed + rest[k]; });
-      m = one;
+      m = one_end;
     }
     if (m < to) std::fill(best_.begin() + m, best_.begin() + to, lowest);
   }
   // The inner loops, in pieces that compilers vectorise. A piece that cannot lower `best` is skipped.
-  static constexpr bytes_t piece = 16;
+  static constexpr bytes_t chunk = 16;
   template <class Sum>
   static void lower(double* best, bytes_t count, const Sum& sum) {
     bytes_t k = 0;
-    for (; k + piece <= count; k += piece) {
-      if (best[k] <= sum(k + piece - 1)) continue;
-      double sums[piece];
-      for (bytes_t i = 0; i < piece; ++i) sums[i] = sum(k + i);
-      for (bytes_t i = 0; i < piece; ++i) sums[i] = sums[i] < best[k + i] ? sums[i] : best[k + i];
-      for (bytes_t i = 0; i < piece; ++i) best[k + i] = sums[i];
+    for (; k + chunk <= count; k += chunk) {
+      if (best[k] <= sum(k + chunk - 1)) continue;
+      double sums[chunk];
+      for (bytes_t i = 0; i < chunk; ++i) sums[i] = sum(k + i);
+      for (bytes_t i = 0; i < chunk; ++i) sums[i] = sums[i] < best[k + i] ? sums[i] : best[k + i];
+      for (bytes_t i = 0; i < chunk; ++i) best[k + i] = sums[i];
     }
     for (; k < count; ++k) best[k] = std::min(best[k], sum(k));
   }

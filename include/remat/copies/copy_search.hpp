@@ -62,14 +62,15 @@ class copy_incumbent {
   /// Complexity: that of `schedule_copies`, and that of `evaluate` if the schedule may be the fastest.
   std::optional<order_with_copies> offer(const order_with_departures& order,
                                          double limit = std::numeric_limits<double>::infinity()) {
-    const bool first = !laid_;
+    const bool first = !any_laid_;
     if (!p_.plain()) limit *= 1.01;  // the period by `evaluate` may be shorter
     const auto share = share_.load();
-    auto laid = lay(order, limit, share);
-    if (!laid && share < 1) laid = lay(order, limit, 1);
-    if (!p_.plain() && order.departures.empty() && !gives_up(order) && (first || paged_ || (!laid && std::isinf(limit))))
+    auto laid = lay_within_share(order, limit, share);
+    if (!laid && share < 1) laid = lay_within_share(order, limit, 1);
+    if (!p_.plain() && order.departures.empty() && !should_stop(order) &&
+        (first || best_is_paged_ || (!laid && std::isinf(limit))))
       if (auto paged = schedule_copies(p_, order.order, budget_, {.on_demand = true, .stop = stop_});
-          paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
+          paged && (!laid || paged->seconds < laid->seconds) && keep_if_fastest(order, *paged, 0))
         laid = std::move(paged);
     return laid;
   }
@@ -99,7 +100,7 @@ class copy_incumbent {
   void try_smaller_budgets() {
     if (p_.plain() || !std::isfinite(seconds_)) return;
     const auto best = order();
-    for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay(best, 1.01 * seconds_, share);
+    for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay_within_share(best, 1.01 * seconds_, share);
   }
   /// Reports the fastest schedule to the observers of `m`. For one thread at a time.
   /// @param bound proven lower bound on the time, s
@@ -122,56 +123,58 @@ class copy_incumbent {
   }
 
  private:
-  bool gives_up(const order_with_departures& order) const {
+  bool should_stop(const order_with_departures& order) const {
     return order.order.size() >= copy_options::polled_every && stop_ && stop_();
   }
   /// Lays copies within a share of the budget in two ways, and takes the faster schedule.
-  std::optional<order_with_copies> lay(const order_with_departures& order, double limit, double share) {
-    if (gives_up(order)) return std::nullopt;
+  std::optional<order_with_copies> lay_within_share(const order_with_departures& order, double limit, double share) {
+    if (should_stop(order)) return std::nullopt;
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
-    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .most = limit, .stop = stop_});
-    if (!gives_up(order) && (laid ? !laid->waits.empty() : !p_.plain()))
+    auto laid = schedule_copies(p_, order.order, budget, {.departures = order.departures, .max_seconds = limit, .stop = stop_});
+    if (!should_stop(order) && (laid ? !laid->waits.empty() : !p_.plain()))
       if (auto frugal = schedule_copies(p_, order.order, budget,
                                         {.frugal = true,
                                          .departures = order.departures,
-                                         .most = laid ? std::min(limit, laid->seconds) : limit,
+                                         .max_seconds = laid ? std::min(limit, laid->seconds) : limit,
                                          .stop = stop_});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
-    if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, share)))) laid.reset();
+    if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !keep_if_fastest(order, *laid, share))))
+      laid.reset();
     return laid;
   }
   /// Evaluates a schedule, and keeps it if it is the fastest so far.
   /// @param share of the budget; 0: by demand paging
   /// @return false if the schedule has no finite time, because links are too slow
-  bool take(const order_with_departures& order, order_with_copies& laid, double share) {
+  bool keep_if_fastest(const order_with_departures& order, order_with_copies& laid, double share) {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
-    if (!(seconds < (p_.plain() ? 1 : near) * seconds_)) return laid_ = true;
+    if (!(seconds < (p_.plain() ? 1 : tighten_within) * seconds_)) return any_laid_ = true;
     auto tight = laid.schedule;
     if (!p_.plain()) seconds = tighten(p_, tight, std::move(e), budget_, stop_);
     const std::lock_guard guard(lock_);
-    laid_ = true;
+    any_laid_ = true;
     if (seconds < seconds_) {
       seconds_ = seconds;
       order_ = order;
       schedule_ = std::move(tight);
-      paged_ = share == 0;
+      best_is_paged_ = share == 0;
       if (share > 0) share_ = share;
     }
     return true;
   }
 
-  static constexpr double near = 1.001;  // schedules up to this factor slower are tightened, as they may become the best
+  static constexpr double tighten_within =
+      1.001;  // schedules up to this factor slower are tightened, as they may become the best
   const remat::problem& p_;
   bytes_t budget_;
   std::function<bool()> stop_;
   order_with_departures order_;
   std::optional<remat::schedule> schedule_;
-  std::atomic<bool> laid_ = false;   // copies have been laid over some order
-  std::atomic<bool> paged_ = false;  // the fastest schedule is by demand paging
-  std::atomic<double> share_ = 1;    // share of the budget within which the fastest schedule was laid
+  std::atomic<bool> any_laid_ = false;       // copies have been laid over some order
+  std::atomic<bool> best_is_paged_ = false;  // the fastest schedule is by demand paging
+  std::atomic<double> share_ = 1;            // share of the budget within which the fastest schedule was laid
   std::atomic<double> seconds_ = std::numeric_limits<double>::infinity();
   mutable std::mutex lock_;
 };
@@ -191,11 +194,11 @@ namespace detail {
 
 /// Picks a wait of the schedule and the copies that follow one another without a gap up to it. Recomputes some of their values
 /// instead.
-/// @param positions of the computations of `laid` in the order that `n` holds
+/// @param positions of the computations of `laid` in the order that `candidate` holds
 /// @return false if no value can be computed again
 template <class Random>
 bool recompute_instead(const problem& p, const order_with_copies& laid, const std::vector<std::size_t>& positions,
-                       order::destroy_repair& n, Random& random) {
+                       order::destroy_repair& candidate, Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
   auto wait = laid.waits[pick(laid.waits.size())];
@@ -207,27 +210,27 @@ bool recompute_instead(const problem& p, const order_with_copies& laid, const st
   struct choice {
     double price;
     value_id value;
-    std::size_t next;
+    std::size_t next_use;
   };
   std::vector<choice> choices;
   for (auto x = end; x != copies.begin() && choices.size() < 64; --x) {
     const auto& c = *(x - 1);
     if (x != end && c.end < x->begin - 0.02 * laid.seconds) break;
     if (p.is_source(c.value) || p.values()[c.value].bytes == 0) continue;
-    if (c.next >= positions.size()) continue;  // the device does not use it any more
+    if (c.next_use >= positions.size()) continue;  // the device does not use it any more
     const double noise = 0.5 + static_cast<double>(random() % 1024) / 1024;
-    choices.push_back(
-        {noise * p.operations()[p.producer(c.value)].seconds / static_cast<double>(p.values()[c.value].bytes), c.value, c.next});
+    choices.push_back({noise * p.operations()[p.producer(c.value)].seconds / static_cast<double>(p.values()[c.value].bytes),
+                       c.value, c.next_use});
   }
   const auto count = std::min<std::size_t>(choices.size(), std::size_t{1} << pick(4));
   std::partial_sort(choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(count), choices.end(),
                     [](const choice& a, const choice& b) { return a.price < b.price; });
   choices.resize(count);
   // Last position first, so that the positions of the others stay valid.
-  std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next > b.next; });
+  std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next_use > b.next_use; });
   const bool deep = pick(2) == 0;
   bool any = false;
-  for (const auto& c : choices) any = n.make_again(c.value, positions[c.next], deep) || any;
+  for (const auto& c : choices) any = candidate.recompute_before(c.value, positions[c.next_use], deep) || any;
   return any;
 }
 
@@ -271,26 +274,26 @@ void change_departures(const std::vector<value_id>& values, const order_with_cop
 /// After some rounds without an improvement, there is a fourth change: which values are offloaded first or never.
 /// `schedule_copies` within the true budget judges each order. Orders are accepted by record-to-record travel, as in
 /// `local_search`.
-/// @param q       the problem of `best` without copies
-/// @param order   a valid order of computations, and the departures, to begin with
+/// @param q              the problem of `best` without copies
+/// @param order          a valid order of computations, and the departures, to begin with
 /// @param virtual_budget of `q`, bytes
-/// @param best    the fastest schedule known; improved
-/// @param m       seed, limits and stop; is told of each improvement
-/// @param o       when to end
-/// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
+/// @param best           the fastest schedule known; improved
+/// @param m              seed, limits and stop; is told of each improvement
+/// @param o              when to end
+/// @param bound          a lower bound on the time of every schedule, s: reported, and the search ends when it is met
 /// @throws bad_option for options out of range, or if the problem allows no copies
 /// Complexity: per round, that of a round of `local_search` and of `schedule_copies`; hundreds of rounds per second for thousands
 /// of operations.
 inline void copy_search(const virtual_problem& q, const order_with_departures& order, bytes_t virtual_budget,
                         copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
-  const auto stop = m.stop();
+  const auto stop = m.stop_check();
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
-  order::destroy_repair n(q.problem(), virtual_budget, random());
-  n.load(q.wrap(order.order));
-  auto unwrapped = q.unwrap(n.order());
+  order::destroy_repair candidate(q.problem(), virtual_budget, random());
+  candidate.load(q.wrap(order.order));
+  auto unwrapped = q.unwrap(candidate.order());
   auto departures = order.departures;
   auto current = best.offer({unwrapped.order, departures});
   if (!current) return;
@@ -300,40 +303,40 @@ inline void copy_search(const virtual_problem& q, const order_with_departures& o
   constexpr double reach = 0.1;    // varies the virtual budget by up to this fraction
   for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
     const double limit = std::max(current->seconds, lowest * (1 + slack * part()));
-    auto tried = departures;
+    auto next_departures = departures;
     switch (random() % (!free.empty() && idle >= o.patience / 5 ? 4 : 3)) {
       case 0:
-        n.destroy();
+        candidate.destroy();
         break;
       case 1:
-        if (!detail::recompute_instead(best.problem(), *current, unwrapped.positions, n, random)) continue;
+        if (!detail::recompute_instead(best.problem(), *current, unwrapped.positions, candidate, random)) continue;
         break;
       case 3:
-        detail::change_departures(free, *current, best.problem().values().size(), random, tried);
-        if (random() % 2 == 0) n.destroy();
+        detail::change_departures(free, *current, best.problem().values().size(), random, next_departures);
+        if (random() % 2 == 0) candidate.destroy();
         break;
       default:
-        n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + reach * (2 * part() - 1))));
-        for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
-        n.destroy();
-        n.repair(part(), limit, stop);  // copies may make the room that is still lacking
-        n.retain();
+        candidate.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + reach * (2 * part() - 1))));
+        for (auto shifts = random() % 3; shifts > 0; --shifts) candidate.shift();
+        candidate.destroy();
+        candidate.repair(part(), limit, stop);  // copies may make the room that is still lacking
+        candidate.retain();
     }
-    if (n.seconds() <= limit) {
+    if (candidate.seconds() <= limit) {
       const auto before = best.seconds();
-      auto next = q.unwrap(n.order());
-      auto laid = best.offer({next.order, tried}, limit * (1 + 1e-9));
+      auto next = q.unwrap(candidate.order());
+      auto laid = best.offer({next.order, next_departures}, limit * (1 + 1e-9));
       if (best.seconds() < before) best.report(m, "copies", bound);
       if (laid && laid->seconds <= limit) {
-        n.commit();
+        candidate.commit();
         current = std::move(laid);
         unwrapped = std::move(next);
-        departures = std::move(tried);
+        departures = std::move(next_departures);
         if (current->seconds < lowest * (1 - 1e-9)) lowest = current->seconds, idle = 0;
         continue;
       }
     }
-    n.roll_back();
+    candidate.roll_back();
   }
 }
 

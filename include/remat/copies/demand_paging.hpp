@@ -28,46 +28,47 @@ namespace remat::copies::detail {
 /// Complexity: O((uses of values + copies) tiers log(uses + copies) + copies tiers links).
 class demand_paging {
  public:
-  /// @param p     a problem that is not plain and not `why_unplannable`; must outlive this
-  /// @param order a result of `readers_before_overwrites`
-  /// @param budget bytes of the device
-  /// @param near  sources that may start anywhere start as near to the device as there is room; false: as far away
-  /// @param stop  polled now and then; true gives up
-  demand_paging(const problem& p, std::span<const operation_id> order, bytes_t budget, bool near, std::function<bool()> stop = {})
+  /// @param p          a problem that is not plain and not `why_unplannable`; must outlive this
+  /// @param order      a result of `readers_before_overwrites`
+  /// @param budget     bytes of the device
+  /// @param start_near sources that may start anywhere start as near to the device as there is room; false: as far away
+  /// @param stop       polled now and then; true gives up
+  demand_paging(const problem& p, std::span<const operation_id> order, bytes_t budget, bool start_near,
+                std::function<bool()> stop = {})
       : p_(p),
         order_(order),
         stop_(std::move(stop)),
         live_(p.tiers().size(), 0),
-        since_(live_.size(), std::vector<std::size_t>(p.values().size(), 0)),
-        leaving_(live_.size()),
+        arrival_number_(live_.size(), std::vector<std::size_t>(p.values().size(), 0)),
+        candidates_(live_.size()),
         making_room_(live_.size(), false),
         on_(p.values().size()),
         pinned_(on_),
-        next_(on_.size(), 0),
+        next_index_(on_.size(), 0),
         uses_(on_.size()),
         home_(on_.size(), any_tier),
         end_(on_.size(), any_tier),
-        wanted_at_end_(on_.size(), false) {
+        stays_to_end_(on_.size(), false) {
     for (tier_id t = 0; t < live_.size(); ++t) budget_.push_back(t == device_tier ? budget : p.capacity(t));
     for (std::size_t i = 0; i < order.size(); ++i) {
       const auto& op = p.operations()[order[i]];
       for (auto v : op.inputs) uses_[v].push_back({i, true});
       for (auto v : op.outputs) uses_[v].push_back({i, false});
     }
-    begin(near);
+    place_sources(start_near);
   }
 
   /// To be called once. @return a schedule without times; nothing if a tier has no room, or if `stop` made it give up
   std::optional<order_with_copies> lay() {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (live_[t] > budget_[t]) return std::nullopt;
-    while (now_ < order_.size()) {
-      if (now_ % copy_options::polled_every == copy_options::polled_every - 1 && stop_ && stop_()) return std::nullopt;
-      const auto o = order_[now_];
-      if (!run(o)) return std::nullopt;
-      ++now_;
+    while (position_ < order_.size()) {
+      if (position_ % copy_options::polled_every == copy_options::polled_every - 1 && stop_ && stop_()) return std::nullopt;
+      const auto o = order_[position_];
+      if (!compute(o)) return std::nullopt;
+      ++position_;
       for (const auto* used : {&p_.operations()[o].inputs, &p_.operations()[o].outputs})
-        for (auto v : *used) rank(v);
+        for (auto v : *used) update_rank(v);
     }
     if (!finish()) return std::nullopt;
     return std::move(laid_);
@@ -82,7 +83,7 @@ class demand_paging {
   /// A value on a tier. The greatest candidate is evicted first. Its rank has three parts:
   /// - 2: no further use; 1: also on another tier; 0: only here;
   /// - the next use;
-  /// - the complement of `since_`, so the value that came first is the greatest.
+  /// - the complement of `arrival_number_`, so the value that came first is the greatest.
   struct candidate {
     std::array<std::size_t, 3> rank;
     value_id v;
@@ -95,25 +96,25 @@ class demand_paging {
   bool never_leaves(value_id v, tier_id t) const { return (p_.values()[v].held && home_[v] == t) || bytes(v) == 0; }
   /// Position of the next use of `v` before it is made again. The length of the order: `v` is wanted at the end. The length + 1:
   /// no further use.
-  std::size_t next(value_id v) {
-    auto& i = next_[v];
-    while (i < uses_[v].size() && uses_[v][i].position < now_) ++i;
+  std::size_t next_use(value_id v) {
+    auto& i = next_index_[v];
+    while (i < uses_[v].size() && uses_[v][i].position < position_) ++i;
     if (i < uses_[v].size()) return uses_[v][i].read ? uses_[v][i].position : order_.size() + 1;
-    return order_.size() + (wanted_at_end_[v] ? 0 : 1);
+    return order_.size() + (stays_to_end_[v] ? 0 : 1);
   }
   candidate candidate_of(value_id v, tier_id t) {
-    const auto n = next(v);
-    return {{n > order_.size() ? 2u : on_[v] != tier_set(t), n, ~since_[t][v]}, v};
+    const auto n = next_use(v);
+    return {{n > order_.size() ? 2u : on_[v] != tier_set(t), n, ~arrival_number_[t][v]}, v};
   }
   /// To be called when the rank of `v` has changed. Entries with its old rank stay in the queues; `make_room` skips them.
-  void rank(value_id v) {
+  void update_rank(value_id v) {
     for (tier_id t = 0; t < live_.size(); ++t)
-      if (on(v, t) && !never_leaves(v, t)) leaving_[t].push(candidate_of(v, t));
+      if (on(v, t) && !never_leaves(v, t)) candidates_[t].push(candidate_of(v, t));
   }
 
-  void begin(bool near) {
+  void place_sources(bool start_near) {
     auto chain = tier_chain(p_);
-    if (!near) std::reverse(chain.begin(), chain.end());
+    if (!start_near) std::reverse(chain.begin(), chain.end());
     const auto where = find_placement(p_, std::vector<tier_id>(on_.size(), chain.back()));
     std::vector<std::pair<std::size_t, value_id>> undecided;
     for (value_id v = 0; v < on_.size(); ++v) {
@@ -121,18 +122,18 @@ class demand_paging {
       if (where.undecided[v])
         undecided.push_back({uses_[v].empty() ? order_.size() : uses_[v].front().position, v});
       else
-        put(v, home_[v] = where.homes[v]);
+        add(v, home_[v] = where.homes[v]);
     }
     std::sort(undecided.begin(), undecided.end());
-    if (!near) std::reverse(undecided.begin(), undecided.end());
+    if (!start_near) std::reverse(undecided.begin(), undecided.end());
     for (const auto& [first, v] : undecided) {
       const auto fits = [&, v = v](tier_id t) { return live_[t] + bytes(v) <= budget_[t]; };
       const auto t = std::find_if(chain.begin(), chain.end(), fits);
-      put(v, home_[v] = t == chain.end() ? chain.back() : *t);
+      add(v, home_[v] = t == chain.end() ? chain.back() : *t);
     }
     std::vector<bool> replaced(on_.size(), false);
     for (auto v : p_.targets()) {
-      wanted_at_end_[v] = true;
+      stays_to_end_[v] = true;
       end_[v] = p_.values()[v].ends;
     }
     for (const auto& c : p_.next()) {
@@ -143,26 +144,26 @@ class demand_paging {
       if (!p_.is_source(v)) continue;
       if (p_.values()[v].starts == any_tier) laid_.schedule.starts.push_back({v, home_[v]});
       if (p_.next().empty() || replaced[v]) continue;
-      wanted_at_end_[v] = true;
+      stays_to_end_[v] = true;
       end_[v] = home_[v];
     }
-    for (value_id v = 0; v < on_.size(); ++v) rank(v);
+    for (value_id v = 0; v < on_.size(); ++v) update_rank(v);
   }
 
-  void put(value_id v, tier_id t) {
+  void add(value_id v, tier_id t) {
     if (on(v, t)) return;
     on_[v].add(t);
     live_[t] += bytes(v);
-    since_[t][v] = ++puts_;
-    rank(v);
+    arrival_number_[t][v] = ++arrivals_;
+    update_rank(v);
   }
-  void leave(value_id v, tier_id t) {
+  void remove(value_id v, tier_id t) {
     on_[v].remove(t);
     live_[t] -= bytes(v);
-    rank(v);
+    update_rank(v);
   }
   void drop(value_id v, tier_id t) {
-    leave(v, t);
+    remove(v, t);
     laid_.schedule.drop(v, t);
   }
   /// Copies `v`, evicting other values for it if necessary. @return false if `to` has no room
@@ -171,11 +172,11 @@ class demand_paging {
     pinned_[v].add(from);
     const bool room = make_room(to, bytes(v));
     pinned_[v] = pinned;
-    if (!room) return rank(v), false;
-    put(v, to);
+    if (!room) return update_rank(v), false;
+    add(v, to);
     laid_.schedule.copy(v, from, to);
     if (from == device_tier || to == device_tier)
-      (from == device_tier ? laid_.to_host : laid_.to_device).push_back({v, next(v), 0, 0});
+      (from == device_tier ? laid_.to_host : laid_.to_device).push_back({v, next_use(v), 0, 0});
     return true;
   }
 
@@ -184,18 +185,20 @@ class demand_paging {
     if (making_room_[t]) return false;  // a nested call would take the room that the outer call makes
     if (!lacking()) return true;
     making_room_[t] = true;
-    std::vector<candidate> stay;
-    for (auto& queue = leaving_[t]; lacking() && !queue.empty();) {
+    std::vector<candidate> kept_back;
+    for (auto& queue = candidates_[t]; lacking() && !queue.empty();) {
       const auto best = queue.top();
       queue.pop();
-      if (!on(best.v, t) || best != candidate_of(best.v, t) || std::find(stay.begin(), stay.end(), best) != stay.end()) continue;
+      if (!on(best.v, t) || best != candidate_of(best.v, t) ||
+          std::find(kept_back.begin(), kept_back.end(), best) != kept_back.end())
+        continue;
       const bool pinned = pinned_[best.v].has(t);
       if (!pinned && (best.rank[0] > 0 || move_away(best.v, t)))
         drop(best.v, t);
-      else if (!pinned || now_ < order_.size())  // at the end, a pinned value is where it must be: no candidate any more
-        stay.push_back(best);
+      else if (!pinned || position_ < order_.size())  // at the end, a pinned value is where it must be: no candidate any more
+        kept_back.push_back(best);
     }
-    for (const auto& c : stay) leaving_[t].push(c);
+    for (const auto& c : kept_back) candidates_[t].push(c);
     making_room_[t] = false;
     return !lacking();
   }
@@ -203,29 +206,29 @@ class demand_paging {
     if (!p_.values()[v].movable) return false;
     const auto links = p_.links();
     return std::any_of(links.begin(), links.end(), [&](const copy_link& l) {
-      return l.from == t && !way(tier_set(l.to), t, {}, v).empty() && copy(v, t, l.to);
+      return l.from == t && !fastest_path(tier_set(l.to), t, {}, v).empty() && copy(v, t, l.to);
     });
   }
   /// The fastest path of `v` from any tier of `from` to `to` that does not enter a tier of `closed`.
   /// @return its links, the last link first; empty if there is no path
-  std::vector<const copy_link*> way(tier_set from, tier_id to, tier_set closed, value_id v) const {
-    std::vector<double> least(live_.size(), std::numeric_limits<double>::infinity());
-    std::vector<const copy_link*> over(live_.size(), nullptr);
-    for (tier_id t = 0; t < least.size(); ++t)
-      if (from.has(t)) least[t] = 0;
-    for (std::size_t round = 1; round < least.size(); ++round)
+  std::vector<const copy_link*> fastest_path(tier_set from, tier_id to, tier_set closed, value_id v) const {
+    std::vector<double> seconds(live_.size(), std::numeric_limits<double>::infinity());
+    std::vector<const copy_link*> via(live_.size(), nullptr);
+    for (tier_id t = 0; t < seconds.size(); ++t)
+      if (from.has(t)) seconds[t] = 0;
+    for (std::size_t round = 1; round < seconds.size(); ++round)
       for (const auto& l : p_.links()) {
-        const double then = least[l.from] + l.latency + static_cast<double>(bytes(v)) / l.rate;
-        if (!closed.has(l.to) && then < least[l.to]) least[l.to] = then, over[l.to] = &l;
+        const double arrival = seconds[l.from] + l.latency + static_cast<double>(bytes(v)) / l.rate;
+        if (!closed.has(l.to) && arrival < seconds[l.to]) seconds[l.to] = arrival, via[l.to] = &l;
       }
-    std::vector<const copy_link*> found;
-    for (auto t = to; over[t]; t = over[t]->from) found.push_back(over[t]);
-    return found;
+    std::vector<const copy_link*> path;
+    for (auto t = to; via[t]; t = via[t]->from) path.push_back(via[t]);
+    return path;
   }
   /// Copies `v` to tier `t`, on a path around full tiers. @return false if there is no such path
-  bool bring(value_id v, tier_id t) {
+  bool bring_to(value_id v, tier_id t) {
     for (tier_set closed; !on(v, t);) {
-      const auto links = way(on_[v], t, closed, v);
+      const auto links = fastest_path(on_[v], t, closed, v);
       if (links.empty()) return false;
       const auto full = std::find_if_not(links.rbegin(), links.rend(), [&](auto l) { return copy(v, l->from, l->to); });
       if (full != links.rend()) closed.add((*full)->to);
@@ -233,18 +236,18 @@ class demand_paging {
     return true;
   }
 
-  bool run(operation_id o) {
+  bool compute(operation_id o) {
     const auto& op = p_.operations()[o];
     for (auto v : op.outputs)
       if (on(v, op.on)) drop(v, op.on);
     for (auto v : op.inputs) pinned_[v].add(op.on);
-    const bool fits = std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return bring(v, op.on); }) &&
+    const bool fits = std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return bring_to(v, op.on); }) &&
                       make_room(op.on, p_.new_bytes(o));
     for (auto v : op.inputs) pinned_[v] = {};
     if (!fits) return false;
     laid_.schedule.compute(o);
-    for (const auto& x : op.overwrites) leave(x.input, op.on);
-    for (auto v : op.outputs) put(v, op.on);
+    for (const auto& x : op.overwrites) remove(x.input, op.on);
+    for (auto v : op.outputs) add(v, op.on);
     return true;
   }
 
@@ -258,10 +261,10 @@ class demand_paging {
       if (!on(v, end_[v])) waiting.push_back(v);
     }
     while (!waiting.empty())
-      if (std::erase_if(waiting, [&](value_id v) { return bring(v, end_[v]); }) == 0) return false;
+      if (std::erase_if(waiting, [&](value_id v) { return bring_to(v, end_[v]); }) == 0) return false;
     for (tier_id t = 0; t < live_.size() && !p_.next().empty(); ++t)
       for (value_id v = 0; v < on_.size(); ++v)
-        if (on(v, t) && (!wanted_at_end_[v] || (end_[v] != any_tier && end_[v] != t))) drop(v, t);
+        if (on(v, t) && (!stays_to_end_[v] || (end_[v] != any_tier && end_[v] != t))) drop(v, t);
     return true;
   }
 
@@ -269,15 +272,15 @@ class demand_paging {
   const std::span<const operation_id> order_;
   std::function<bool()> stop_;
   std::vector<bytes_t> budget_, live_;
-  std::vector<std::vector<std::size_t>> since_;  // by tier and value: sequence number of its arrival
-  std::vector<std::priority_queue<candidate>> leaving_;
+  std::vector<std::vector<std::size_t>> arrival_number_;  // by tier and value: sequence number of its arrival
+  std::vector<std::priority_queue<candidate>> candidates_;
   std::vector<bool> making_room_;
-  std::vector<tier_set> on_, pinned_;  // of each value: tiers where it is, and tiers that must not evict it
-  std::vector<std::size_t> next_;      // of each value: index into its `uses_`
+  std::vector<tier_set> on_, pinned_;    // of each value: tiers where it is, and tiers that must not evict it
+  std::vector<std::size_t> next_index_;  // of each value: index into its `uses_`
   std::vector<std::vector<use>> uses_;
   std::vector<tier_id> home_, end_;
-  std::vector<bool> wanted_at_end_;
-  std::size_t now_ = 0, puts_ = 0;
+  std::vector<bool> stays_to_end_;
+  std::size_t position_ = 0, arrivals_ = 0;
   order_with_copies laid_;
 };
 

@@ -36,7 +36,7 @@ struct copy_options {
   bool frugal = false;  ///< true: offload only as much as the budget requires; false: as much as the link has time for
   double small = 2e-5;  ///< in [0, 1]: values below this share of the budget are offloaded only if nothing else makes room
   std::vector<departure> departures = {};  ///< per value. Empty: every movable value `in_turn`. Ignored beyond the host
-  double most = std::numeric_limits<double>::infinity();  ///< s: gives up on schedules that take longer
+  double max_seconds = std::numeric_limits<double>::infinity();  ///< gives up on schedules that take longer, s
   bool on_demand = false;           ///< for several tiers: by `demand_paging`, which ignores all other options but `stop`
   std::function<bool()> stop = {};  ///< polled every `polled_every` computations; true gives up
   static constexpr std::size_t polled_every = 16'384;  ///< some hundredths of a second; shorter orders are never interrupted
@@ -54,8 +54,8 @@ struct order_with_copies {
   /// A copy between the device and the host.
   struct transfer {
     value_id value;
-    std::size_t next;   ///< position in the order of the next use of the value
-    double begin, end;  ///< s
+    std::size_t next_use;  ///< position in the order of the next use of the value
+    double begin, end;     ///< s
   };
   remat::schedule schedule;
   double seconds = 0;  ///< upper bound on the time, s: it includes useless copies that are no longer in `schedule`

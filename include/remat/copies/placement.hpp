@@ -41,7 +41,7 @@ inline std::vector<tier_id> tier_chain(const problem& p) {
 struct placement {
   /// Where a value must be at the end.
   enum class place : unsigned char { nowhere, device, host, anywhere };
-  tier_id far;                  ///< the tier after the device in the chain; all copies to and from the device use it
+  tier_id neighbour;            ///< the tier after the device in the chain; all copies to and from the device use it
   std::vector<tier_id> homes;   ///< of each source; `any_tier` for values that operations make
   std::vector<place> ends;      ///< of each value
   std::vector<bool> undecided;  ///< of each value: the schedule may choose where it starts
@@ -63,8 +63,8 @@ inline placement find_placement(const problem& p, std::span<const tier_id> other
     return t == device_tier ? place::device : t == any_tier ? place::anywhere : place::host;
   };
   const auto& values = p.values();
-  const auto far = tier_chain(p).at(1);
-  placement r{far, std::vector<tier_id>(values.size(), any_tier), std::vector<place>(values.size(), place::nowhere),
+  const auto neighbour = tier_chain(p).at(1);
+  placement r{neighbour, std::vector<tier_id>(values.size(), any_tier), std::vector<place>(values.size(), place::nowhere),
               std::vector<bool>(values.size(), false)};
   for (auto v : p.targets()) r.ends[v] = as_place(values[v].ends);
   std::vector<bool> replaced(values.size(), false);
@@ -81,11 +81,11 @@ inline placement find_placement(const problem& p, std::span<const tier_id> other
     if (r.homes[v] == any_tier && stays && p.is_target(v)) r.homes[v] = values[v].ends;
     if (r.homes[v] == any_tier && !values[v].movable) {
       const auto reader = p.consumers(v);
-      r.homes[v] = reader.empty() ? far : p.operations()[reader.front()].on;
+      r.homes[v] = reader.empty() ? neighbour : p.operations()[reader.front()].on;
     }
     r.undecided[v] = r.homes[v] == any_tier;
     const auto chosen = r.undecided[v] ? other[v] : r.homes[v];
-    if (r.undecided[v]) r.homes[v] = chosen == any_tier ? far : chosen;
+    if (r.undecided[v]) r.homes[v] = chosen == any_tier ? neighbour : chosen;
     if (stays) r.ends[v] = as_place(chosen);
   }
   for (const auto& c : p.next())

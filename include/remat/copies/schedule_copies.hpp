@@ -29,22 +29,22 @@ namespace detail {
 /// device has room for them all the time.
 /// @param starts tier where each source starts; changed
 /// @param memory bytes on the device at each position if a source that starts on the host is there from its first to its last use
-inline void stay_here(const problem& p, std::span<const operation_id> order, bytes_t budget, const placement& where,
-                      std::vector<tier_id>& starts, range_peak memory) {
+inline void choose_starts_on_device(const problem& p, std::span<const operation_id> order, bytes_t budget, const placement& where,
+                                    std::vector<tier_id>& starts, range_peak memory) {
   std::vector<std::size_t> first(starts.size(), order.size() + 1), end(starts.size(), order.size() + 1);  // uses, per value
-  std::vector<bool> here = where.undecided;
+  std::vector<bool> may_start = where.undecided;
   for (std::size_t i = 0; i < order.size(); ++i)
     for (auto v : p.operations()[order[i]].inputs) {
       first[v] = std::min(first[v], i);
       end[v] = i + 1;
-      if (p.operations()[order[i]].on != device_tier) here[v] = false;
+      if (p.operations()[order[i]].on != device_tier) may_start[v] = false;
     }
   for (const auto& c : p.next())
-    if (p.operations()[p.producer(c.target)].on != device_tier) here[c.source] = false;
+    if (p.operations()[p.producer(c.target)].on != device_tier) may_start[c.source] = false;
   for (value_id v = 0; v < starts.size(); ++v) {
     const auto bytes = p.values()[v].bytes;
-    if (!here[v] || starts[v] == device_tier || bytes == 0) continue;
-    if (std::max(memory.most(0, first[v]), memory.most(end[v], order.size() + 1)) + bytes > budget) continue;
+    if (!may_start[v] || starts[v] == device_tier || bytes == 0) continue;
+    if (std::max(memory.max(0, first[v]), memory.max(end[v], order.size() + 1)) + bytes > budget) continue;
     memory.add(0, first[v], bytes);
     memory.add(end[v], order.size() + 1, bytes);
     starts[v] = device_tier;
@@ -53,8 +53,8 @@ inline void stay_here(const problem& p, std::span<const operation_id> order, byt
 
 /// The first source that may start on the device and whose copy holds up the device. Looks only at the first copies to the
 /// device, as long as they follow one another without a gap.
-inline std::optional<value_id> awaited_at_first(const problem& p, const order_with_copies& laid, const placement& where,
-                                                const std::vector<tier_id>& starts) {
+inline std::optional<value_id> first_awaited_source(const problem& p, const order_with_copies& laid, const placement& where,
+                                                    const std::vector<tier_id>& starts) {
   double end = 0;
   for (const auto& x : laid.to_device) {
     if (x.begin > end * (1 + 1e-9)) break;
@@ -74,35 +74,35 @@ inline std::optional<value_id> awaited_at_first(const problem& p, const order_wi
 /// device at the end; those for which the device has room all the time; and those that the device would wait for at first.
 inline std::optional<order_with_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
                                                     const copy_options& o) {
-  const auto layer = [&](const placement& where) { return copy_walk(p, order, budget, o, where); };
+  const auto walk_from = [&](const placement& where) { return copy_walk(p, order, budget, o, where); };
   const auto on_host = find_placement(p, std::vector<tier_id>(p.values().size(), tier_chain(p)[1]));
-  auto best = layer(on_host).lay();
+  auto best = walk_from(on_host).lay();
   if (p.next().empty() || std::find(on_host.undecided.begin(), on_host.undecided.end(), true) == on_host.undecided.end())
     return best;
-  auto starts = std::vector<tier_id>(p.values().size(), on_host.far), starts_of_best = starts;
-  const auto lay_from = [&](const std::vector<tier_id>& from) {
-    auto other = layer(find_placement(p, from)).lay();
+  auto starts = std::vector<tier_id>(p.values().size(), on_host.neighbour), best_starts = starts;
+  const auto try_starts = [&](const std::vector<tier_id>& from) {
+    auto other = walk_from(find_placement(p, from)).lay();
     if (!other || (best && other->seconds >= best->seconds)) return false;
     best = std::move(other);
-    starts_of_best = from;
+    best_starts = from;
     return true;
   };
-  if (auto probe = layer(find_placement(p, std::vector<tier_id>(starts.size(), any_tier))); probe.lay()) {
+  if (auto probe = walk_from(find_placement(p, std::vector<tier_id>(starts.size(), any_tier))); probe.lay()) {
     for (value_id v = 0; v < starts.size(); ++v)
-      if (p.is_source(v) && probe.here(v)) starts[v] = device_tier;
+      if (p.is_source(v) && probe.on_device_at_end(v)) starts[v] = device_tier;
     for (const auto& c : p.next())
-      if (probe.here(c.target)) starts[c.source] = device_tier;
-    lay_from(starts);
+      if (probe.on_device_at_end(c.target)) starts[c.source] = device_tier;
+    try_starts(starts);
   }
   const auto before = starts;
-  stay_here(p, order, budget, on_host, starts, layer(find_placement(p, starts)).memory());
-  if (starts != before) lay_from(starts);
+  choose_starts_on_device(p, order, budget, on_host, starts, walk_from(find_placement(p, starts)).memory());
+  if (starts != before) try_starts(starts);
   while (best) {
-    starts = starts_of_best;
-    const auto first = awaited_at_first(p, *best, on_host, starts);
+    starts = best_starts;
+    const auto first = first_awaited_source(p, *best, on_host, starts);
     if (!first) break;
     starts[*first] = device_tier;
-    if (!lay_from(starts)) break;
+    if (!try_starts(starts)) break;
   }
   return best;
 }
@@ -118,7 +118,7 @@ class transfers_by_value {
   order_with_copies::transfer take(value_id v, double begin, double end) {
     const auto i = first_[v];
     first_[v] = next_[i];
-    return {v, all_[i].next, begin, end};
+    return {v, all_[i].next_use, begin, end};
   }
 
  private:
@@ -162,11 +162,11 @@ inline void time_copies(const problem& p, std::span<const operation_id> order, o
 }
 
 /// Sorts the steps of `laid.schedule` by `time_sorter` if that is faster. Sets its times by `evaluate`.
-inline void put_in_time(const problem& p, std::span<const operation_id> order, order_with_copies& laid, bytes_t budget,
-                        const std::function<bool()>& stop) {
+inline void sort_by_time(const problem& p, std::span<const operation_id> order, order_with_copies& laid, bytes_t budget,
+                         const std::function<bool()>& stop) {
   auto sorted = laid;
   time_copies(p, order, laid);
-  sorted.schedule = time_sorter(p, laid.schedule, budget, stop).list();
+  sorted.schedule = time_sorter(p, laid.schedule, budget, stop).sorted();
   if (order.size() >= copy_options::polled_every && stop && stop()) return;
   time_copies(p, order, sorted);
   if (sorted.seconds < laid.seconds) laid = std::move(sorted);
@@ -174,9 +174,9 @@ inline void put_in_time(const problem& p, std::span<const operation_id> order, o
 
 /// `schedule_copies` for a problem that is not plain. First plans the copies between the device and the next tier, which stands
 /// for all tiers beyond it. Then plans the copies between that tier and the tiers beyond it, recursively.
-inline std::optional<order_with_copies> lay_tier_by_tier(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                                         const copy_options& o) {
-  const auto order = readers_before_overwrites(p, given);
+inline std::optional<order_with_copies> lay_tier_by_tier(const problem& p, std::span<const operation_id> order_given,
+                                                         bytes_t budget, const copy_options& o) {
+  const auto order = readers_before_overwrites(p, order_given);
   if (!order) return std::nullopt;
   auto front = lay_on_host(p, *order, budget, o);
   if (!front || tier_chain(p).size() == 2) return front;
@@ -187,20 +187,20 @@ inline std::optional<order_with_copies> lay_tier_by_tier(const problem& p, std::
       lay_tier_by_tier(tiers.beyond(), tiers.order(), tiers.budget(), {.frugal = o.frugal, .small = o.small, .stop = o.stop});
   if (!back) return std::nullopt;
   front->schedule = tiers.join(back->schedule);
-  put_in_time(p, *order, *front, budget, o.stop);
+  sort_by_time(p, *order, *front, budget, o.stop);
   return front;
 }
 
 /// `schedule_copies` on demand. Tries to start sources as near to the device as possible, and as far away; the faster schedule
 /// counts.
-inline std::optional<order_with_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
+inline std::optional<order_with_copies> lay_on_demand(const problem& p, std::span<const operation_id> order_given, bytes_t budget,
                                                       const copy_options& o) {
   std::optional<order_with_copies> best;
-  const auto order = readers_before_overwrites(p, given);
+  const auto order = readers_before_overwrites(p, order_given);
   for (const bool near : {true, false}) {
     auto laid = order ? demand_paging(p, *order, budget, near, o.stop).lay() : std::nullopt;
     if (!laid) continue;
-    put_in_time(p, *order, *laid, budget, o.stop);
+    sort_by_time(p, *order, *laid, budget, o.stop);
     if (!best || laid->seconds < best->seconds) best = std::move(laid);
   }
   return best;
@@ -245,7 +245,7 @@ inline std::optional<order_with_copies> schedule_copies(const problem& p, std::s
   if (!o.departures.empty() && o.departures.size() != p.values().size())
     throw bad_option("copy_options.departures must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
                      std::to_string(o.departures.size()));
-  budget = usable(budget);
+  budget = clamp_budget(budget);
   if (!p.plain()) {
     if (const auto why = why_unplannable(p); !why.empty()) throw bad_option("schedule_copies: " + why);
     return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tier_by_tier(p, order, budget, o);

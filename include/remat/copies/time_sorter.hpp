@@ -29,19 +29,19 @@ class tier_profile {
   }
   /// The earliest time from which on `more` bytes fit, s; `from` at the earliest.
   /// Complexity: O(changes after `from`).
-  double room(bytes_t more, double from) const {
+  double earliest_fit(bytes_t more, double from) const {
     auto held = held_;
-    auto then = changes_.empty() ? from : std::max(from, changes_.back().when);
+    auto time = changes_.empty() ? from : std::max(from, changes_.back().when);
     for (auto x = changes_.rbegin(); x != changes_.rend() && x->when > from; ++x) {
-      if (held + more > budget_) return then;
-      then = x->when;
+      if (held + more > budget_) return time;
+      time = x->when;
       held -= x->bytes;
     }
-    return held + more > budget_ ? then : from;
+    return held + more > budget_ ? time : from;
   }
   /// Begins the next step of a cyclic schedule, with `first` bytes.
   /// @return the time of the last change in the step that ends, s
-  double again(bytes_t first) {
+  double restart(bytes_t first) {
     const double last = changes_.empty() ? 0 : changes_.back().when;
     changes_.clear();
     held_ = first;
@@ -78,40 +78,40 @@ class time_sorter {
         stop_(std::move(stop)),
         ready_(p),
         busy_(p),
-        gone_(p),
-        here_(p),
-        floor_(p.tiers().size(), 0),
-        tier_free_(floor_),
+        dropped_at_(p),
+        present_(p),
+        room_from_(p.tiers().size(), 0),
+        tier_free_(room_from_),
         stream_free_(p.links().size(), 0),
         streams_(remat::detail::streams_of(p)),
-        first_(floor_.size(), 0) {
+        start_bytes_(room_from_.size(), 0) {
     const auto put = [&](value_id v, tier_id t) {
       if (t == any_tier) return;
-      here_(v, t) = 1;
-      first_[t] += bytes(v);
+      present_(v, t) = 1;
+      start_bytes_[t] += bytes(v);
     };
     for (value_id v = 0; v < p.values().size(); ++v)
       if (p.is_source(v)) put(v, p.values()[v].starts);
     for (const auto& [v, t] : s.starts) put(v, t);
-    live_ = first_[device_tier];
-    for (tier_id t = 0; t < floor_.size(); ++t) profiles_.emplace_back(p.capacity(t), first_[t]);
+    live_ = start_bytes_[device_tier];
+    for (tier_id t = 0; t < room_from_.size(); ++t) profiles_.emplace_back(p.capacity(t), start_bytes_[t]);
   }
 
   /// To be called once.
   /// @return a schedule with the same steps, within the same budgets; not always faster. The given schedule if `stop` made it
   ///         give up
   /// Complexity: O(steps log(steps)), and O(changes in flight on a tier) for each step.
-  schedule list() {
-    const auto here = here_;
+  schedule sorted() {
+    const auto present = present_;
     if (!execute()) return s_;
     if (!p_.next().empty()) {  // once more, beginning with the copies in flight at the end
-      pass_on(here);
+      carry_over(present);
       if (!execute()) return s_;
     }
-    std::stable_sort(listed_.begin(), listed_.end(), [](const auto& a, const auto& b) { return a.when < b.when; });
-    schedule sorted{{}, s_.starts};
-    for (const auto& x : listed_) sorted.steps.push_back(x.what);
-    return sorted;
+    std::stable_sort(timed_steps_.begin(), timed_steps_.end(), [](const auto& a, const auto& b) { return a.when < b.when; });
+    schedule result{{}, s_.starts};
+    for (const auto& x : timed_steps_) result.steps.push_back(x.what);
+    return result;
   }
 
  private:
@@ -134,9 +134,9 @@ class time_sorter {
         copy(s, x.value(), x.from, x.to);
       else
         drop(s, x.value(), x.from);
-      while (!pending_.empty() && pending_.front().when <= now_) leave(pending_.begin());
+      while (!pending_drops_.empty() && pending_drops_.front().when <= now_) execute_drop(pending_drops_.begin());
     }
-    while (!pending_.empty()) leave(pending_.begin());
+    while (!pending_drops_.empty()) execute_drop(pending_drops_.begin());
     return true;
   }
   void compute(const step& s) {
@@ -145,28 +145,28 @@ class time_sorter {
     const auto more = p_.new_bytes(s.operation());
     if (t == device_tier)
       make_room(more, [&](value_id v) { return std::find(op.outputs.begin(), op.outputs.end(), v) != op.outputs.end(); });
-    auto again = op.workspace;
-    for (auto v : op.outputs) again += here_(v, t) ? bytes(v) : 0;
-    double begin = t == device_tier ? now_ : std::max({now_, tier_free_[t], floor_[t]});
+    auto freed = op.workspace;
+    for (auto v : op.outputs) freed += present_(v, t) ? bytes(v) : 0;
+    double begin = t == device_tier ? now_ : std::max({now_, tier_free_[t], room_from_[t]});
     for (auto v : op.inputs) begin = std::max(begin, ready_(v, t));
     for (const auto& x : op.overwrites) begin = std::max(begin, busy_(x.input, t));
     if (t != device_tier) {
-      for (auto v : op.outputs) begin = std::max(begin, gone_(v, t));
-      begin = profiles_[t].room(more, begin);
+      for (auto v : op.outputs) begin = std::max(begin, dropped_at_(v, t));
+      begin = profiles_[t].earliest_fit(more, begin);
     }
     const double end = begin + op.seconds;
     if (t == device_tier) {
       now_ = end;
-      live_ += more - again;
+      live_ += more - freed;
     } else {
       tier_free_[t] = end;
       profiles_[t].change(begin, more);
-      profiles_[t].change(end, -again);
+      profiles_[t].change(end, -freed);
       for (auto v : op.inputs) busy_(v, t) = std::max(busy_(v, t), end);
     }
-    for (const auto& x : op.overwrites) here_(x.input, t) = 0, busy_(x.input, t) = 0, gone_(x.input, t) = begin;
-    for (auto v : op.outputs) here_(v, t) = 1, ready_(v, t) = end;
-    listed_.push_back({t == device_tier ? end : begin, s});
+    for (const auto& x : op.overwrites) present_(x.input, t) = 0, busy_(x.input, t) = 0, dropped_at_(x.input, t) = begin;
+    for (auto v : op.outputs) present_(v, t) = 1, ready_(v, t) = end;
+    timed_steps_.push_back({t == device_tier ? end : begin, s});
   }
   void copy(const step& s, value_id v, tier_id from, tier_id to) {
     const auto& l = *p_.link(from, to);
@@ -176,67 +176,69 @@ class time_sorter {
     if (to == device_tier) {
       live_ += bytes(v);
     } else {
-      begin = profiles_[to].room(bytes(v), std::max({begin, floor_[to], gone_(v, to)}));
+      begin = profiles_[to].earliest_fit(bytes(v), std::max({begin, room_from_[to], dropped_at_(v, to)}));
       profiles_[to].change(begin, bytes(v));
     }
     stream = begin + l.latency + static_cast<double>(bytes(v)) / l.rate;
     busy_(v, from) = std::max(busy_(v, from), stream);
     ready_(v, to) = stream;
-    here_(v, to) = 1;
-    listed_.push_back({begin, s});
+    present_(v, to) = 1;
+    timed_steps_.push_back({begin, s});
   }
   void drop(const step& s, value_id v, tier_id t) {
-    const double quiet = std::max(busy_(v, t), ready_(v, t));
+    const double last_use_end = std::max(busy_(v, t), ready_(v, t));
     busy_(v, t) = 0;
     if (t == device_tier) {
       const auto later = [](double when, const event& x) { return when < x.when; };
-      pending_.insert(std::upper_bound(pending_.begin(), pending_.end(), quiet, later), {quiet, s});
+      pending_drops_.insert(std::upper_bound(pending_drops_.begin(), pending_drops_.end(), last_use_end, later),
+                            {last_use_end, s});
       return;
     }
-    here_(v, t) = 0;
-    gone_(v, t) = quiet;
-    profiles_[t].change(quiet, -bytes(v));
-    listed_.push_back({quiet, s});
+    present_(v, t) = 0;
+    dropped_at_(v, t) = last_use_end;
+    profiles_[t].change(last_use_end, -bytes(v));
+    timed_steps_.push_back({last_use_end, s});
   }
   /// Executes a pending drop on the device. The device waits for it if necessary.
-  std::vector<event>::iterator leave(std::vector<event>::iterator x) {
+  std::vector<event>::iterator execute_drop(std::vector<event>::iterator x) {
     now_ = std::max(now_, x->when);
-    here_(x->what.value(), device_tier) = 0;
+    present_(x->what.value(), device_tier) = 0;
     live_ -= bytes(x->what.value());
-    listed_.push_back({now_, x->what});
-    return pending_.erase(x);
+    timed_steps_.push_back({now_, x->what});
+    return pending_drops_.erase(x);
   }
   /// Executes pending drops on the device until `more` bytes fit, and those of values for which `comes` is true.
   template <class Comes>
   void make_room(bytes_t more, const Comes& comes) {
-    for (auto x = pending_.begin(); x != pending_.end();) x = comes(x->what.value()) ? leave(x) : x + 1;
-    while (live_ + more > budget_ && !pending_.empty()) leave(pending_.begin());
+    for (auto x = pending_drops_.begin(); x != pending_drops_.end();) x = comes(x->what.value()) ? execute_drop(x) : x + 1;
+    while (live_ + more > budget_ && !pending_drops_.empty()) execute_drop(pending_drops_.begin());
   }
   /// Begins the next step of a cyclic schedule. No value comes to a tier in the next step before the values that are left over
   /// from this step have gone.
-  void pass_on(const remat::detail::tier_table<unsigned char>& here) {
+  void carry_over(const remat::detail::tier_table<unsigned char>& present) {
     std::vector<bool> carried(p_.values().size(), false);
     for (const auto& c : p_.next()) carried[c.target] = true;
-    for (tier_id t = 0; t < floor_.size(); ++t) floor_[t] = std::max(floor_[t], profiles_[t].again(first_[t]));
+    for (tier_id t = 0; t < room_from_.size(); ++t)
+      room_from_[t] = std::max(room_from_[t], profiles_[t].restart(start_bytes_[t]));
     for (auto v : p_.targets())
-      for (tier_id t = 0; t < floor_.size(); ++t) {
-        auto& gone = t == device_tier ? now_ : floor_[t];
-        if (!carried[v] && !p_.is_source(v) && here_(v, t)) gone = std::max({gone, ready_(v, t), busy_(v, t)});
+      for (tier_id t = 0; t < room_from_.size(); ++t) {
+        auto& free_from = t == device_tier ? now_ : room_from_[t];
+        if (!carried[v] && !p_.is_source(v) && present_(v, t)) free_from = std::max({free_from, ready_(v, t), busy_(v, t)});
       }
-    here_ = here;
+    present_ = present;
     for (const auto& [target, source] : p_.next())
-      for (tier_id t = 0; t < floor_.size(); ++t)
-        if (here_(source, t)) ready_(source, t) = ready_(target, t), busy_(source, t) = busy_(target, t);
+      for (tier_id t = 0; t < room_from_.size(); ++t)
+        if (present_(source, t)) ready_(source, t) = ready_(target, t), busy_(source, t) = busy_(target, t);
     const auto later = [&](double& x) { x = std::max(0.0, x - now_); };
-    for (auto* all : {&floor_, &tier_free_, &stream_free_}) std::for_each(all->begin(), all->end(), later);
+    for (auto* all : {&room_from_, &tier_free_, &stream_free_}) std::for_each(all->begin(), all->end(), later);
     for (value_id v = 0; v < p_.values().size(); ++v)
-      for (tier_id t = 0; t < floor_.size(); ++t) {
+      for (tier_id t = 0; t < room_from_.size(); ++t) {
         later(ready_(v, t));
         later(busy_(v, t));
-        gone_(v, t) = 0;
+        dropped_at_(v, t) = 0;
       }
-    live_ = first_[device_tier];
-    listed_.clear();
+    live_ = start_bytes_[device_tier];
+    timed_steps_.clear();
     now_ = 0;
   }
 
@@ -244,16 +246,16 @@ class time_sorter {
   const schedule& s_;
   const bytes_t budget_;
   const std::function<bool()> stop_;
-  remat::detail::tier_table<double> ready_, busy_, gone_;  // by value and tier, s: complete, read until, dropped
-  remat::detail::tier_table<unsigned char> here_;
-  std::vector<double> floor_, tier_free_, stream_free_;
+  remat::detail::tier_table<double> ready_, busy_, dropped_at_;  // by value and tier, s: complete, read until, dropped
+  remat::detail::tier_table<unsigned char> present_;
+  std::vector<double> room_from_, tier_free_, stream_free_;
   std::vector<std::size_t> streams_;  // by link
-  std::vector<bytes_t> first_;        // what each tier holds at the start
+  std::vector<bytes_t> start_bytes_;  // what each tier holds at the start
   std::vector<tier_profile> profiles_;
-  std::vector<event> pending_;  // drops on the device, by the end of the last use
-  bytes_t live_ = 0;            // on the device
+  std::vector<event> pending_drops_;  // drops on the device, by the end of the last use
+  bytes_t live_ = 0;                  // on the device
   double now_ = 0;
-  std::vector<event> listed_;
+  std::vector<event> timed_steps_;
 };
 
 }  // namespace remat::copies::detail

@@ -45,27 +45,29 @@ class virtual_problem {
   /// Complexity: O(values + edges + budgets).
   virtual_problem(const remat::problem& p, std::span<const operation_id> order, std::span<const bytes_t> budgets,
                   bool early_once = false)
-      : inner_(p.operations().size(), none), takes_(p.operations().size(), none), releases_(p.operations().size(), none) {
+      : virtual_operation_(p.operations().size(), none),
+        takes_(p.operations().size(), none),
+        releases_(p.operations().size(), none) {
     double total = 0;
     for (auto o : order) total += p.operations()[o].seconds;
     auto values = p.values();
     auto targets = p.targets();
     std::vector<operation> operations;
-    const auto add = [&](operation op, operation_id outer) {
+    const auto add = [&](operation op, operation_id given_operation) {
       operations.push_back(std::move(op));
-      outer_.push_back(outer);
+      given_operation_.push_back(given_operation);
       return static_cast<operation_id>(operations.size() - 1);
     };
-    const auto make = [&](const char* name, bytes_t bytes, bool target) {
+    const auto add_value = [&](const char* name, bytes_t bytes, bool target) {
       values.push_back({.name = name, .bytes = bytes});
       const auto v = static_cast<value_id>(values.size() - 1);
       if (target) targets.push_back(v);
       return v;
     };
-    std::vector<bool> early(p.operations().size(), false), computed(values.size(), false);
+    std::vector<bool> runs_early(p.operations().size(), false), computed(values.size(), false);
     for (auto o = order.rbegin(), first = o; o != order.rend(); ++o)
       if (*first < *o)
-        early[*o] = true;
+        runs_early[*o] = true;
       else
         first = o;
     for (auto o : order)
@@ -74,29 +76,29 @@ class virtual_problem {
       if (!p.is_source(v) && !computed[v]) values[v].bytes = 0;  // nothing makes it here: it is a source
     bytes_t level = budget_ = budgets.front();
     operation_id before = none;  // the last operation with an output
-    double now = 0;
+    double begin = 0;
     for (auto o : order) {
       auto op = p.operations()[o];
-      const auto part = total > 0 ? static_cast<std::size_t>(now / total * static_cast<double>(budgets.size())) : 0;
-      now += op.seconds;
-      op.once = op.once || (early_once && early[o]);
-      const auto next = budgets[std::min(part, budgets.size() - 1)];
+      const auto interval = total > 0 ? static_cast<std::size_t>(begin / total * static_cast<double>(budgets.size())) : 0;
+      begin += op.seconds;
+      op.once = op.once || (early_once && runs_early[o]);
+      const auto next = budgets[std::min(interval, budgets.size() - 1)];
       if (next > level && before != none) {
-        const auto ballast = make("ballast", next - level, false), done = make("released", 0, true);
+        const auto ballast = add_value("ballast", next - level, false), done = add_value("released", 0, true);
         releases_[before] = add(
             {.name = "release", .inputs = {ballast, p.operations()[before].outputs[0]}, .outputs = {done}, .once = true}, none);
         level = budget_ = next;
       } else if (next < level) {
-        const auto ballast = make("ballast", level - next, true), done = make("taken", 0, false);
+        const auto ballast = add_value("ballast", level - next, true), done = add_value("taken", 0, false);
         takes_[o] = add({.name = "take", .inputs = {}, .outputs = {ballast, done}, .once = true}, none);
         op.inputs.push_back(done);
         level = next;
       }
       if (!op.outputs.empty()) before = o;
-      inner_[o] = add(std::move(op), o);
+      virtual_operation_[o] = add(std::move(op), o);
     }
     std::optional<operation_id> backward;
-    if (p.backward_start() && inner_[*p.backward_start()] != none) backward = inner_[*p.backward_start()];
+    if (p.backward_start() && virtual_operation_[*p.backward_start()] != none) backward = virtual_operation_[*p.backward_start()];
     problem_ = {p.name(), std::move(values), std::move(operations), std::move(targets), std::nullopt, backward};
   }
 
@@ -105,11 +107,11 @@ class virtual_problem {
 
   /// Adds the ballast operations to an order of the given problem. Complexity: O(order).
   std::vector<operation_id> wrap(std::span<const operation_id> order) const {
-    std::vector<bool> has_run(inner_.size(), false);
+    std::vector<bool> has_run(virtual_operation_.size(), false);
     std::vector<operation_id> list;
     for (auto o : order) {
       if (!has_run[o] && takes_[o] != none) list.push_back(takes_[o]);
-      list.push_back(inner_[o]);
+      list.push_back(virtual_operation_[o]);
       if (!has_run[o] && releases_[o] != none) list.push_back(releases_[o]);
       has_run[o] = true;
     }
@@ -119,8 +121,8 @@ class virtual_problem {
   unwrapped unwrap(std::span<const operation_id> order) const {
     unwrapped list;
     for (std::size_t k = 0; k < order.size(); ++k)
-      if (outer_[order[k]] != none) {
-        list.order.push_back(outer_[order[k]]);
+      if (given_operation_[order[k]] != none) {
+        list.order.push_back(given_operation_[order[k]]);
         list.positions.push_back(k);
       }
     list.positions.push_back(order.size());
@@ -130,8 +132,9 @@ class virtual_problem {
  private:
   remat::problem problem_;
   bytes_t budget_ = 0;
-  std::vector<operation_id> inner_, takes_, releases_;  // of each operation of the given problem; `none` if there is none
-  std::vector<operation_id> outer_;                     // of each operation of `problem_`; `none` for ballast operations
+  std::vector<operation_id> virtual_operation_, takes_,
+      releases_;                               // of each operation of the given problem; `none` if there is none
+  std::vector<operation_id> given_operation_;  // of each operation of `problem_`; `none` for ballast operations
 };
 
 /// The needed operations in an order in which `tau` runs as late as possible, so that copies have more time before it. An
@@ -141,19 +144,20 @@ class virtual_problem {
 /// Complexity: O(values + edges + operations log(operations)).
 inline std::vector<operation_id> early_order(const problem& p, operation_id tau) {
   auto order = needed_operations(p);
-  std::vector<operation_id> place(p.operations().size());  // the operation behind which it stands
-  std::vector<bool> later(place.size(), false);
+  std::vector<operation_id> stands_behind(p.operations().size());  // the operation behind which it stands
+  std::vector<bool> depends_on_tau(stands_behind.size(), false);
   for (auto o : order) {
     const auto& inputs = p.operations()[o].inputs;
     const auto computed = [&](value_id v) { return p.producer(v) != none; };
-    later[o] = o == tau || std::any_of(inputs.begin(), inputs.end(), [&](auto v) { return computed(v) && later[p.producer(v)]; });
-    place[o] = o;
-    if (o <= tau || later[o] || std::none_of(inputs.begin(), inputs.end(), computed)) continue;
-    place[o] = 0;
+    depends_on_tau[o] = o == tau || std::any_of(inputs.begin(), inputs.end(),
+                                                [&](auto v) { return computed(v) && depends_on_tau[p.producer(v)]; });
+    stands_behind[o] = o;
+    if (o <= tau || depends_on_tau[o] || std::none_of(inputs.begin(), inputs.end(), computed)) continue;
+    stands_behind[o] = 0;
     for (auto v : inputs)
-      if (computed(v)) place[o] = std::max(place[o], place[p.producer(v)]);
+      if (computed(v)) stands_behind[o] = std::max(stands_behind[o], stands_behind[p.producer(v)]);
   }
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return place[a] < place[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return stands_behind[a] < stands_behind[b]; });
   return order;
 }
 
@@ -168,30 +172,30 @@ inline std::vector<operation_id> early_end(const problem& p, const std::vector<o
                                            const order_with_copies& laid) {
   if (laid.to_host.empty() || laid.waits.empty()) return {};
   if (laid.waits.back().arrival || laid.waits.back().position != order.size()) return {};
-  const auto takes = [](const order_with_copies::transfer& x) { return x.end - x.begin; };
+  const auto duration = [](const order_with_copies::transfer& x) { return x.end - x.begin; };
   auto last = laid.to_host.end() - 1;
   for (auto x = last; x != laid.to_host.begin() && (x - 1)->end >= x->begin * (1 - 1e-9); --x)
-    if (takes(*(x - 1)) > takes(*last)) last = x - 1;
+    if (duration(*(x - 1)) > duration(*last)) last = x - 1;
   const auto last_run = std::find(order.rbegin(), order.rend(), p.producer(last->value));
   if (last_run == order.rend()) return {};
-  const auto after = static_cast<std::size_t>(order.rend() - last_run);
+  const auto end = static_cast<std::size_t>(order.rend() - last_run);
   std::vector<bool> wanted(p.values().size(), false);
   std::vector<operation_id> moved, kept;  // from the end to the start
-  auto left = laid.waits.back().seconds;
+  auto remaining_wait = laid.waits.back().seconds;
   for (auto j = order.size(); j-- > 0;) {
     const auto& op = p.operations()[order[j]];
     const bool needed = std::any_of(op.outputs.begin(), op.outputs.end(), [&](auto v) { return wanted[v]; });
-    if (j + 1 < after && !needed && left > 0) {
+    if (j + 1 < end && !needed && remaining_wait > 0) {
       moved.push_back(order[j]);
-      left -= op.seconds;
+      remaining_wait -= op.seconds;
       continue;
     }
-    if (j + 1 == after) moved.insert(moved.begin(), kept.begin(), kept.end()), kept.clear();
+    if (j + 1 == end) moved.insert(moved.begin(), kept.begin(), kept.end()), kept.clear();
     kept.push_back(order[j]);
     for (auto v : op.outputs) wanted[v] = false;
     for (auto v : op.inputs) wanted[v] = true;
   }
-  if (moved.size() == order.size() - after) return {};
+  if (moved.size() == order.size() - end) return {};
   kept.insert(kept.begin(), moved.begin(), moved.end());
   return {kept.rbegin(), kept.rend()};
 }

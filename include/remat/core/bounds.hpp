@@ -10,29 +10,31 @@
 
 namespace remat {
 
-/// Lower bounds that hold for every schedule of `p` and need no search.
-struct trivial_bounds {
+/// Lower bounds that hold for every schedule of a problem.
+struct problem_bounds {
   double seconds = 0;  ///< time of all operations on the device that targets depend on, s
   bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + `new_bytes` of such an operation; bytes
 };
 
-/// Computes `trivial_bounds`.
+/// The lower bounds that need no search.
 /// Complexity: O(values + edges).
-inline trivial_bounds bounds_without_search(const problem& p) {
+inline problem_bounds bounds_without_search(const problem& p) {
   const auto& values = p.values();
-  const auto droppable = [&](value_id v) { return values[v].held && values[v].starts == device_tier ? 0 : values[v].bytes; };
-  trivial_bounds b;
-  bytes_t end = p.held_bytes();
+  const auto bytes_unless_held = [&](value_id v) {
+    return values[v].held && values[v].starts == device_tier ? 0 : values[v].bytes;
+  };
+  problem_bounds b;
+  bytes_t bytes_at_end = p.held_bytes();
   for (auto v : p.targets())
-    if (values[v].ends == device_tier) end += droppable(v);
-  b.budget = std::max(p.source_bytes(), end);
+    if (values[v].ends == device_tier) bytes_at_end += bytes_unless_held(v);
+  b.budget = std::max(p.source_bytes(), bytes_at_end);
   for (auto o : needed_operations(p)) {
     const auto& op = p.operations()[o];
     if (op.on != device_tier) continue;
     b.seconds += op.seconds;
-    auto here = p.held_bytes() + p.new_bytes(o);
-    for (auto v : op.inputs) here += droppable(v);
-    b.budget = std::max(b.budget, here);
+    auto needed_bytes = p.held_bytes() + p.new_bytes(o);
+    for (auto v : op.inputs) needed_bytes += bytes_unless_held(v);
+    b.budget = std::max(b.budget, needed_bytes);
   }
   return b;
 }

@@ -25,19 +25,19 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
   evaluation e;
   e.memory.reserve(s.steps.size());
   std::vector<bool> on_device(values.size()), has_run(ops.size()), on_host(values.size());
-  std::vector<double> arrives(values.size(), 0), leaves(values.size(), 0), host_ready(values.size(), 0);
+  std::vector<double> prefetch_end(values.size(), 0), offload_end(values.size(), 0), host_ready(values.size(), 0);
   for (value_id v = 0; v < values.size(); ++v) on_device[v] = p.is_source(v);
-  bytes_t live = p.source_bytes(), sent = 0;
+  bytes_t live = p.source_bytes(), host_bytes = 0;
   double now = 0, to_host_free = 0, to_device_free = 0;
   e.peak = live;
 
-  for (std::size_t at = 0; at < s.steps.size(); ++at) {
-    const step x = s.steps[at];
+  for (std::size_t k = 0; k < s.steps.size(); ++k) {
+    const step x = s.steps[k];
     const auto what = x.what;
     const auto i = x.which;
-    auto fail = [at, what, i](const std::string& why) {
+    auto fail = [k, what, i](const std::string& why) {
       throw bad_schedule(
-          at, "step " + std::to_string(at) + " (" + std::string(to_string(what)) + " " + std::to_string(i) + "): " + why);
+          k, "step " + std::to_string(k) + " (" + std::string(to_string(what)) + " " + std::to_string(i) + "): " + why);
     };
     if (what == action::compute) {
       if (i >= ops.size()) fail("no such operation");
@@ -48,21 +48,21 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
       }
       has_run[i] = true;
       ++e.computed;
-      bytes_t here = live + op.workspace;
+      bytes_t bytes = live + op.workspace;
       for (auto v : op.inputs) {
         if (!on_device[v]) fail("input " + std::to_string(v) + " is not on the device");
-        now = std::max(now, arrives[v]);
+        now = std::max(now, prefetch_end[v]);
       }
       now += op.seconds;
       for (auto v : op.outputs) {
-        here += values[v].bytes;
+        bytes += values[v].bytes;
         if (!on_device[v]) live += values[v].bytes;
         on_device[v] = true;
-        arrives[v] = 0;
+        prefetch_end[v] = 0;
       }
-      e.memory.push_back(here);
+      e.memory.push_back(bytes);
       e.ends.push_back(now);
-      e.peak = std::max(e.peak, here);
+      e.peak = std::max(e.peak, bytes);
       continue;
     }
     if (i >= values.size()) fail("no such value");
@@ -71,8 +71,8 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
       if (on_device[i]) fail("the value is on the device");
       const double begin = std::max({now, to_device_free, host_ready[i]});
       to_device_free = begin + copies->latency + static_cast<double>(values[i].bytes) / copies->to_device;
-      e.copies.push_back({at, begin, to_device_free});
-      arrives[i] = to_device_free;
+      e.copies.push_back({k, begin, to_device_free});
+      prefetch_end[i] = to_device_free;
       on_device[i] = true;
       live += values[i].bytes;
       e.peak = std::max(e.peak, live);
@@ -81,16 +81,16 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
       if (what == action::offload && !values[i].movable) fail("the value may not be copied");
       if (!on_device[i]) fail("the value is not on the device");
       if (what == action::offload) {
-        const double begin = std::max({now, to_host_free, arrives[i]});
+        const double begin = std::max({now, to_host_free, prefetch_end[i]});
         to_host_free = begin + copies->latency + static_cast<double>(values[i].bytes) / copies->to_host;
-        e.copies.push_back({at, begin, to_host_free});
-        leaves[i] = host_ready[i] = to_host_free;
-        if (!on_host[i]) sent += values[i].bytes;
+        e.copies.push_back({k, begin, to_host_free});
+        offload_end[i] = host_ready[i] = to_host_free;
+        if (!on_host[i]) host_bytes += values[i].bytes;
         on_host[i] = true;
       } else {
         if (values[i].held) fail("a held value is dropped");
-        now = std::max({now, leaves[i], arrives[i]});
-        leaves[i] = arrives[i] = 0;
+        now = std::max({now, offload_end[i], prefetch_end[i]});
+        offload_end[i] = prefetch_end[i] = 0;
         on_device[i] = false;
         live -= values[i].bytes;
       }
@@ -100,10 +100,10 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
   }
   for (auto v : p.targets()) {
     if (!on_device[v]) throw bad_schedule(s.steps.size(), "target " + std::to_string(v) + " is not on the device at the end");
-    now = std::max(now, arrives[v]);
+    now = std::max(now, prefetch_end[v]);
   }
   e.seconds = now;
-  e.peaks = {e.peak, sent};
+  e.peaks = {e.peak, host_bytes};
   return e;
 }
 
@@ -143,9 +143,9 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
 inline evaluation evaluate_plain(const problem& p, const schedule& s) {
   if (!p.plain()) throw bad_problem(p.beyond_plain() + ": beyond version 1 of the format, and not supported here");
   if (!s.starts.empty()) throw bad_schedule(0, "starts are not supported here");
-  for (std::size_t at = 0; at < s.steps.size(); ++at)
-    if (!s.steps[at].plain())
-      throw bad_schedule(at, "step " + std::to_string(at) + ": it names a tier, which is not supported here");
+  for (std::size_t k = 0; k < s.steps.size(); ++k)
+    if (!s.steps[k].plain())
+      throw bad_schedule(k, "step " + std::to_string(k) + ": it names a tier, which is not supported here");
   return evaluate(p, s);
 }
 

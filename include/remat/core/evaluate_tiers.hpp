@@ -62,14 +62,14 @@ class tier_contents {
     start();
     for (; at_ < s_.steps.size(); ++at_) {
       const auto x = with_tiers(p_, s_.steps[at_]);
-      device_ = no_bytes;
+      step_peak_ = no_bytes;
       if (x.what == action::compute) {
         compute(x.which);
       } else {
         if (x.which >= p_.values().size()) fail("no such value");
         x.what == action::copy ? copy(x.value(), x.from, x.to) : drop(x.value(), x.from);
       }
-      e_.memory.push_back(std::max(device_, live_[device_tier]));
+      e_.memory.push_back(std::max(step_peak_, live_[device_tier]));
     }
     end();
     e_.peak = e_.peaks[device_tier];
@@ -82,7 +82,7 @@ class tier_contents {
  private:
   static constexpr bytes_t no_bytes = -1;
 
-  std::string the(tier_id t) const { return "the " + p_.tiers()[t].name; }
+  std::string named(tier_id t) const { return "the " + p_.tiers()[t].name; }
   [[noreturn]] void fail(const std::string& why) const {
     const auto& x = s_.steps[at_];
     throw bad_schedule(
@@ -110,11 +110,11 @@ class tier_contents {
       if (!p_.is_source(v)) continue;
       if (homes_[v] == any_tier)
         wrong(": value " + std::to_string(v) + " may start on any tier, and the schedule does not say on which");
-      put(v, homes_[v]);
+      place(v, homes_[v]);
     }
     for (tier_id t = 0; t < live_.size(); ++t) {
       e_.peaks[t] = live_[t];
-      if (const auto why = over(t); !why.empty()) throw bad_schedule(0, "before the first step: " + why);
+      if (const auto why = excess_message(t); !why.empty()) throw bad_schedule(0, "before the first step: " + why);
     }
   }
 
@@ -129,34 +129,34 @@ class tier_contents {
     has_run_[o] = true;
     ++e_.computed;
     for (auto v : op.inputs)
-      if (!on_(v, op.on)) fail("input " + std::to_string(v) + " is not on " + the(op.on));
+      if (!on_(v, op.on)) fail("input " + std::to_string(v) + " is not on " + named(op.on));
     auto here = live_[op.on] + op.workspace;
     for (auto v : op.outputs) here += p_.values()[v].bytes;
     for (const auto& [output, input] : op.overwrites) {
       here -= p_.values()[output].bytes;
-      take(input, op.on);
+      remove(input, op.on);
     }
-    for (auto v : op.outputs) put(v, op.on);
-    note(op.on, here);
+    for (auto v : op.outputs) place(v, op.on);
+    count(op.on, here);
   }
 
   void copy(value_id v, tier_id from, tier_id to) {
     if (to == any_tier || from == any_tier) fail("no tier beyond the device is called \"host\"");
     require_tier(from);
     require_tier(to);
-    if (!p_.link(from, to)) fail("no link from " + the(from) + " to " + the(to));
+    if (!p_.link(from, to)) fail("no link from " + named(from) + " to " + named(to));
     if (!p_.values()[v].movable) fail("the value may not be copied");
-    if (!on_(v, from)) fail("the value is not on " + the(from));
-    if (on_(v, to)) fail("the value is on " + the(to));
-    put(v, to);
-    note(to, live_[to]);
+    if (!on_(v, from)) fail("the value is not on " + named(from));
+    if (on_(v, to)) fail("the value is on " + named(to));
+    place(v, to);
+    count(to, live_[to]);
   }
 
   void drop(value_id v, tier_id from) {
     require_tier(from);
-    if (!on_(v, from)) fail("the value is not on " + the(from));
+    if (!on_(v, from)) fail("the value is not on " + named(from));
     if (p_.values()[v].held && homes_[v] == from) fail("a held value is dropped");
-    take(v, from);
+    remove(v, from);
   }
 
   /// Checks the end: targets are on their final tiers, and a cyclic schedule is back in its initial state.
@@ -165,7 +165,7 @@ class tier_contents {
     const auto value = [](value_id v) { return "value " + std::to_string(v); };
     for (auto v : p_.targets()) {
       const auto ends = p_.values()[v].ends;
-      if (ends != any_tier && !on_(v, ends)) wrong("target " + std::to_string(v) + " is not on " + the(ends) + " at the end");
+      if (ends != any_tier && !on_(v, ends)) wrong("target " + std::to_string(v) + " is not on " + named(ends) + " at the end");
       bool somewhere = false;
       for (tier_id t = 0; t < live_.size(); ++t) somewhere = somewhere || on_(v, t);
       if (!somewhere) wrong("target " + std::to_string(v) + " is on no tier at the end");
@@ -176,28 +176,28 @@ class tier_contents {
     for (value_id v = 0; v < expected.size(); ++v)
       for (tier_id t = 0; t < live_.size(); ++t) {
         const bool leaves = p_.is_target(v) && expected[v] == any_tier && homes_[v] == any_tier;
-        if (t == expected[v] && !on_(v, t)) wrong(value(v) + " is not on " + the(t) + " at the end, as the next step begins");
-        if (t != expected[v] && on_(v, t) && !leaves) wrong(value(v) + " is left on " + the(t) + " at the end of the step");
+        if (t == expected[v] && !on_(v, t)) wrong(value(v) + " is not on " + named(t) + " at the end, as the next step begins");
+        if (t != expected[v] && on_(v, t) && !leaves) wrong(value(v) + " is left on " + named(t) + " at the end of the step");
       }
   }
 
-  void put(value_id v, tier_id t) {
+  void place(value_id v, tier_id t) {
     if (!on_(v, t)) live_[t] += p_.values()[v].bytes;
     on_(v, t) = 1;
   }
-  void take(value_id v, tier_id t) {
+  void remove(value_id v, tier_id t) {
     on_(v, t) = 0;
     live_[t] -= p_.values()[v].bytes;
   }
-  void note(tier_id t, bytes_t bytes) {
-    if (t == device_tier) device_ = bytes;
+  void count(tier_id t, bytes_t bytes) {
+    if (t == device_tier) step_peak_ = bytes;
     e_.peaks[t] = std::max(e_.peaks[t], bytes);
-    if (const auto why = over(t); !why.empty()) fail(why);
+    if (const auto why = excess_message(t); !why.empty()) fail(why);
   }
-  std::string over(tier_id t) const {
+  std::string excess_message(tier_id t) const {
     const auto& [name, budget] = p_.tiers()[t];
     if (!budget || e_.peaks[t] <= *budget) return {};
-    return the(t) + " needs " + std::to_string(e_.peaks[t]) + " bytes, its budget is " + std::to_string(*budget);
+    return named(t) + " needs " + std::to_string(e_.peaks[t]) + " bytes, its budget is " + std::to_string(*budget);
   }
 
   const problem& p_;
@@ -207,7 +207,7 @@ class tier_contents {
   std::vector<tier_id> homes_;
   tier_table<unsigned char> on_;
   std::vector<bytes_t> live_;
-  bytes_t device_ = no_bytes;  // peak on the device within the current step, or `no_bytes`
+  bytes_t step_peak_ = no_bytes;  // peak on the device within the current step, or `no_bytes`
   std::vector<bool> has_run_;
 };
 
@@ -217,7 +217,8 @@ class tier_contents {
 /// - `ready`, per value and tier: when the value is complete on the tier.
 /// - `busy`, per value and tier: end of its last read, by a copy or by a computation that does not run on the device.
 /// - `tier_free`, `stream_free`: end of the last computation of another tier, and of the last copy of a stream.
-/// - `floor`, per tier beyond the device: when the room exists that earlier steps of the list have freed. A step that takes room
+/// - `room_from`, per tier beyond the device: when the room exists that earlier steps of the list have freed. A step that takes
+/// room
 ///   there starts no earlier. So no tier needs more memory than in the order of the list, however late a copy is.
 class tier_clocks {
  public:
@@ -228,8 +229,8 @@ class tier_clocks {
         carried_(p.values().size(), false),
         ready_(p, absent),
         busy_(p),
-        floor_(p.tiers().size(), 0),
-        tier_free_(floor_),
+        room_from_(p.tiers().size(), 0),
+        tier_free_(room_from_),
         stream_free_(p.links().size(), 0),
         streams_(streams_of(p)) {
     for (value_id v = 0; v < homes.size(); ++v)
@@ -245,28 +246,28 @@ class tier_clocks {
       for (auto v : p_.targets()) e.seconds = std::max(e.seconds, arrival(v));
       return;
     }
-    constexpr std::size_t turns = 16, last = 12;
-    std::array<double, turns> done = {};
-    auto before = ahead();
-    for (std::size_t turn = 0; turn < turns; ++turn) {
-      const double began = now_;
+    constexpr std::size_t max_executions = 16, averaged = 12;
+    std::array<double, max_executions> ends = {};
+    auto before = leads();
+    for (std::size_t execution = 0; execution < max_executions; ++execution) {
+      const double start = now_;
       execute(e);
-      pass_on();
-      auto after = ahead();
+      carry_over();
+      auto after = leads();
       const auto same = [&](double a, double b) { return std::abs(a - b) <= 1e-12 * now_; };
-      e.seconds = now_ - began;
+      e.seconds = now_ - start;
       if (std::equal(before.begin(), before.end(), after.begin(), same)) return;
-      done[turn] = now_ + *std::max_element(after.begin(), after.end());
+      ends[execution] = now_ + *std::max_element(after.begin(), after.end());
       before = std::move(after);
     }
-    e.seconds = (done[turns - 1] - done[turns - 1 - last]) / last;
+    e.seconds = (ends[max_executions - 1] - ends[max_executions - 1 - averaged]) / averaged;
   }
 
  private:
   void execute(evaluation& e) {
     e.copies.clear();
     e.ends.clear();
-    began_ = now_;
+    start_ = now_;
     for (std::size_t at = 0; at < s_.steps.size(); ++at) {
       const auto x = with_tiers(p_, s_.steps[at]);
       double end = now_;
@@ -276,13 +277,13 @@ class tier_clocks {
         e.copies.push_back(copy(at, x.value(), x.from, x.to));
       else
         end = drop(x.value(), x.from);
-      e.ends.push_back(end - began_);
+      e.ends.push_back(end - start_);
     }
   }
 
   double compute(const operation& op) {
     const auto t = op.on;
-    double begin = t == device_tier ? now_ : std::max({now_, tier_free_[t], floor_[t]});
+    double begin = t == device_tier ? now_ : std::max({now_, tier_free_[t], room_from_[t]});
     for (auto v : op.inputs) begin = std::max(begin, ready_(v, t));
     for (const auto& o : op.overwrites) begin = std::max(begin, busy_(o.input, t));
     const double end = begin + op.seconds;
@@ -293,33 +294,34 @@ class tier_clocks {
       tier_free_[t] = end;
       for (auto v : op.inputs) busy_(v, t) = std::max(busy_(v, t), end);
     }
-    for (const auto& o : op.overwrites) leave(o.input, t);
+    for (const auto& o : op.overwrites) forget(o.input, t);
     for (auto v : op.outputs) {
       frees = frees || ready_(v, t) != absent;
       ready_(v, t) = end;
     }
-    if (t != device_tier && frees) floor_[t] = std::max(floor_[t], end);  // when the workspace and the replaced outputs are free
+    if (t != device_tier && frees)
+      room_from_[t] = std::max(room_from_[t], end);  // when the workspace and the replaced outputs are free
     return end;
   }
 
   evaluation::copy copy(std::size_t at, value_id v, tier_id from, tier_id to) {
     const auto& l = *p_.link(from, to);
     auto& stream = stream_free_[streams_[static_cast<std::size_t>(&l - p_.links().data())]];
-    const double begin = std::max({now_, stream, ready_(v, from), to == device_tier ? 0 : floor_[to]});
+    const double begin = std::max({now_, stream, ready_(v, from), to == device_tier ? 0 : room_from_[to]});
     stream = begin + l.latency + static_cast<double>(p_.values()[v].bytes) / l.rate;
     busy_(v, from) = std::max(busy_(v, from), stream);
     ready_(v, to) = stream;
-    return {at, begin - began_, stream - began_};
+    return {at, begin - start_, stream - start_};
   }
 
   double drop(value_id v, tier_id t) {
-    auto& room = t == device_tier ? now_ : floor_[t];
+    auto& room = t == device_tier ? now_ : room_from_[t];
     room = std::max({room, busy_(v, t), ready_(v, t)});
-    leave(v, t);
+    forget(v, t);
     return now_;
   }
 
-  void leave(value_id v, tier_id t) {
+  void forget(value_id v, tier_id t) {
     ready_(v, t) = absent;
     busy_(v, t) = 0;
   }
@@ -328,15 +330,15 @@ class tier_clocks {
   double arrival(value_id v) {
     if (const auto t = p_.values()[v].ends; t != any_tier) return ready_(v, t);
     double first = std::numeric_limits<double>::infinity();
-    for (tier_id t = 0; t < floor_.size(); ++t)
+    for (tier_id t = 0; t < room_from_.size(); ++t)
       if (ready_(v, t) != absent) first = std::min(first, ready_(v, t));
     return first;
   }
 
   /// Ends one execution of a cyclic schedule: carried targets become sources, other targets are dropped unless they are sources.
-  void pass_on() {
+  void carry_over() {
     for (auto v : p_.targets())
-      for (tier_id t = 0; t < floor_.size(); ++t)
+      for (tier_id t = 0; t < room_from_.size(); ++t)
         if (!carried_[v] && homes_[v] == any_tier && ready_(v, t) != absent) drop(v, t);
     for (const auto& [target, source] : p_.next()) {
       const auto t = homes_[source];
@@ -346,9 +348,9 @@ class tier_clocks {
   }
 
   /// How far each clock is ahead of `now`, s. Later steps depend on nothing else.
-  std::vector<double> ahead() const {
+  std::vector<double> leads() const {
     std::vector<double> all;
-    for (const auto* clocks : {&ready_.cells(), &busy_.cells(), &floor_, &tier_free_, &stream_free_})
+    for (const auto* clocks : {&ready_.cells(), &busy_.cells(), &room_from_, &tier_free_, &stream_free_})
       for (auto x : *clocks) all.push_back(std::max(x - now_, 0.0));
     return all;
   }
@@ -360,9 +362,9 @@ class tier_clocks {
   const std::vector<tier_id>& homes_;
   std::vector<bool> carried_;
   tier_table<double> ready_, busy_;
-  std::vector<double> floor_, tier_free_, stream_free_;
+  std::vector<double> room_from_, tier_free_, stream_free_;
   std::vector<std::size_t> streams_;  // of each link
-  double now_ = 0, began_ = 0;
+  double now_ = 0, start_ = 0;
 };
 
 /// Executes a schedule of any problem.

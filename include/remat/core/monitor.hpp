@@ -22,17 +22,17 @@ namespace remat {
 /// Limits of a search.
 struct limits {
   double seconds = 60;     ///< wall-clock time, s, >= 0; infinity for none
-  unsigned threads = 1;    ///< worker threads a component may start, in [1, most_threads]
+  unsigned threads = 1;    ///< worker threads a component may start, in [1, max_threads]
   std::uint64_t seed = 0;  ///< seed of all random choices; equal seeds give equal results unless a limit stops the search
   double gap = 1e-4;       ///< relative gap (time - bound) / time below which a schedule counts as optimal, in [0, 1)
 
-  static constexpr unsigned most_threads = 1024;  ///< with more, systems run out of threads and libraries hang
+  static constexpr unsigned max_threads = 1024;  ///< with more, systems run out of threads and libraries hang
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
     if (!(seconds >= 0)) throw bad_option("limits.seconds must be >= 0, got " + std::to_string(seconds));
-    if (threads < 1 || threads > most_threads)
-      throw bad_option("limits.threads must be in [1, " + std::to_string(most_threads) + "], got " + std::to_string(threads));
+    if (threads < 1 || threads > max_threads)
+      throw bad_option("limits.threads must be in [1, " + std::to_string(max_threads) + "], got " + std::to_string(threads));
     if (!(gap >= 0 && gap < 1)) throw bad_option("limits.gap must be in [0, 1), got " + std::to_string(gap));
   }
 };
@@ -69,15 +69,15 @@ class monitor {
   explicit monitor(const remat::limits& l, std::function<control(const progress&)> notify = {})
       : limits_(l), notify_(std::move(notify)) {}
 
-  /// Monitor for a component of a solver, with a share of the remaining time. It stops when `whole` stops.
-  /// @param whole  monitor of the whole search; must outlive this monitor
+  /// Monitor for a component of a solver, with a share of the remaining time. It stops when `outer` stops.
+  /// @param outer  monitor of the whole search; must outlive this monitor
   /// @param share  share of the remaining time, in [0, 1]
-  /// @param notify observer of the component; by default, the reports go to `whole`
-  monitor(monitor& whole, double share, std::function<control(const progress&)> notify = {})
-      : limits_(whole.shared(share)), notify_(std::move(notify)), whole_(&whole) {
+  /// @param notify observer of the component; by default, the reports go to `outer`
+  monitor(monitor& outer, double share, std::function<control(const progress&)> notify = {})
+      : limits_(outer.limits_for_share(share)), notify_(std::move(notify)), outer_(&outer) {
     if (!notify_)
-      notify_ = [&whole](const progress& p) {
-        whole.report(p);
+      notify_ = [&outer](const progress& p) {
+        outer.report(p);
         return control::go_on;
       };
   }
@@ -89,18 +89,18 @@ class monitor {
   /// True once the time is up or an observer asked to stop. Solvers then return their best schedule within a second.
   bool stopped() const { return stop_requested() || remaining() <= 0; }
   /// `stopped` as a function, for components that poll. The monitor must outlive it.
-  std::function<bool()> stop() const {
+  std::function<bool()> stop_check() const {
     return [this] { return stopped(); };
   }
   /// The limits of a search inside this search: those of this search, with a share of the time that is left.
   /// @param share in [0, 1]
-  remat::limits shared(double share) const {
+  remat::limits limits_for_share(double share) const {
     auto l = limits_;
     l.seconds = remaining() * share;
     return l;
   }
   /// True if an observer, or `request_stop`, asked to stop.
-  bool stop_requested() const { return stopped_ || (whole_ && whole_->stop_requested()); }
+  bool stop_requested() const { return stopped_ || (outer_ && outer_->stop_requested()); }
   /// Asks the solver to stop; from any thread.
   void request_stop() { stopped_ = true; }
   /// Begins a new search, such as for another budget: the best time reported so far no longer counts.
@@ -119,7 +119,7 @@ class monitor {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<bool> stopped_ = false;
   double best_ = std::numeric_limits<double>::infinity(), improved_ = 0;  // the smallest time reported, s, and when
-  const monitor* whole_ = nullptr;
+  const monitor* outer_ = nullptr;
 };
 
 /// An observer for a search inside another search: stops it when `m`, the monitor of the outer search, is stopped.
@@ -133,9 +133,9 @@ inline auto stop_with(const monitor& m) {
 /// @param m      monitor of the outer search; must outlive the observer
 /// @param prefix text before the stage of each report
 inline auto report_to(monitor& m, std::string prefix = "") {
-  return [&m, prefix = std::move(prefix)](progress now) {
-    now.stage = prefix + now.stage;
-    m.report(std::move(now));
+  return [&m, prefix = std::move(prefix)](progress inner) {
+    inner.stage = prefix + inner.stage;
+    m.report(std::move(inner));
     return m.stop_requested() ? control::stop : control::go_on;
   };
 }

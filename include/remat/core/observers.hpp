@@ -20,10 +20,10 @@ struct stop_at {
   double gap = -1;                                            ///< stop at (time - bound) / time <= gap; never with the default
   double patience = std::numeric_limits<double>::infinity();  ///< once there is a schedule: longest time without a better one, s
 
-  control operator()(const progress& now) const {
-    if (!(now.best < std::numeric_limits<double>::infinity())) return control::go_on;
-    const bool good = now.best <= seconds || now.best - now.bound <= gap * now.best;
-    return good || now.idle > patience ? control::stop : control::go_on;
+  control operator()(const progress& report) const {
+    if (!(report.best < std::numeric_limits<double>::infinity())) return control::go_on;
+    const bool good = report.best <= seconds || report.best - report.bound <= gap * report.best;
+    return good || report.idle > patience ? control::stop : control::go_on;
   }
 };
 

@@ -84,53 +84,53 @@ inline void join_points(std::vector<result>& curve, const std::vector<result>& k
 }
 
 /// Computes the points of a curve.
-/// @param budgets in descending order, bytes
-/// @param known   results for other budgets
-/// @param tell    called with each point; may stop the search
+/// @param budgets  in descending order, bytes
+/// @param known    results for other budgets
+/// @param on_point called with each point; may stop the search
 template <solver S>
-std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& budgets, const S& s, monitor& m,
-                                const std::vector<result>& known, const std::function<control(const result&)>& tell) {
+std::vector<result> solve_points(const problem& p, const std::vector<bytes_t>& budgets, const S& s, monitor& m,
+                                 const std::vector<result>& known, const std::function<control(const result&)>& on_point) {
   const auto gap = m.limits().gap;
   const auto least = bounds_without_search(p).budget;
   std::vector<result> curve;
   bool stopped = false;
-  const auto inform = [&](result& r) {
+  const auto apply_known = [&](result& r) {
     if (!curve.empty()) inherit(r, curve.back(), gap);
     for (const auto* results : {&known, &std::as_const(curve)})
       for (const auto& other : *results) adopt(r, other, gap);
   };
   const auto add = [&](bytes_t budget, result answer) {
     auto r = judge(p, budget, s.name(), m, std::move(answer));
-    inform(r);
+    apply_known(r);
     curve.push_back(std::move(r));
-    stopped = tell(curve.back()) == control::stop || stopped;
+    stopped = on_point(curve.back()) == control::stop || stopped;
   };
 
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
-    std::vector<bytes_t> possible;
-    std::vector<std::size_t> place;  // of each budget in `possible`; all budgets above `max_peak` share one
+    std::vector<bytes_t> distinct;
+    std::vector<std::size_t> slot;  // of each budget in `distinct`; all budgets above `max_peak` share one
     for (auto budget = budgets.begin(); budget != end; ++budget) {
-      if (const auto largest = usable(*budget); possible.empty() || possible.back() != largest) possible.push_back(largest);
-      place.push_back(possible.size() - 1);
+      if (const auto largest = clamp_budget(*budget); distinct.empty() || distinct.back() != largest) distinct.push_back(largest);
+      slot.push_back(distinct.size() - 1);
     }
-    const auto answers = possible.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}
-                                                                            : s.sweep(p, std::span<const bytes_t>(possible), m);
-    if (!answers.empty() && answers.size() != possible.size())
+    const auto answers = distinct.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}
+                                                                            : s.sweep(p, std::span<const bytes_t>(distinct), m);
+    if (!answers.empty() && answers.size() != distinct.size())
       throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
-                            std::to_string(possible.size()) + " budgets");
-    for (std::size_t i = 0; i < place.size() && !answers.empty(); ++i) add(budgets[i], answers[place[i]]);
+                            std::to_string(distinct.size()) + " budgets");
+    for (std::size_t i = 0; i < slot.size() && !answers.empty(); ++i) add(budgets[i], answers[slot[i]]);
   }
   for (auto i = curve.size(); i < budgets.size(); ++i) {
     result r;  // first, from the known results
     r.status = status::time_limit;
     r.budget = budgets[i];
     r.budget_bound = least;
-    inform(r);
+    apply_known(r);
     if (budgets[i] < r.budget_bound) {
       r.status = status::infeasible;
     } else if (r.status != status::optimal && !m.stopped() && !stopped) {
-      const auto share = m.shared(1 / static_cast<double>(budgets.size() - i));
+      const auto share = m.limits_for_share(1 / static_cast<double>(budgets.size() - i));
       m.restart();
       const auto point = "point " + std::to_string(i + 1) + " of " + std::to_string(budgets.size()) + ": ";
       r = solve(p, budgets[i], s, share, report_to(m, point));
@@ -172,8 +172,8 @@ std::vector<result> pareto_curve(const problem& p, std::vector<bytes_t> budgets,
   for (auto b : budgets) detail::require_budget(b);
   std::sort(budgets.begin(), budgets.end(), std::greater<>());
   budgets.erase(std::unique(budgets.begin(), budgets.end()), budgets.end());
-  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  return detail::trace_curve(p, budgets, s, m, {}, [&](const result& r) { return detail::tell(r, observers...); });
+  monitor m(l, [&](const progress& report) { return detail::notify(report, observers...); });
+  return detail::solve_points(p, budgets, s, m, {}, [&](const result& r) { return detail::notify(r, observers...); });
 }
 
 /// As above, for budgets at equal distances. The search for the smallest budget takes a quarter of the time. If it finds nothing,
@@ -187,13 +187,13 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   l.validate();
   const auto points = static_cast<std::size_t>(spacing);
   if (points < 1) throw bad_option("evenly must be >= 1 points, got 0");
-  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
+  monitor m(l, [&](const progress& report) { return detail::notify(report, observers...); });
   const auto top = measure_order(p, needed_operations(p)).peak;
   std::vector<bytes_t> budgets = {top};
   std::vector<result> known;
   if (points > 1) {
     if (p.plain() || plans_tiers(s))
-      if (auto smallest = smallest_budget(p, s, m.shared(0.25), 0.01, report_to(m)); smallest.found())
+      if (auto smallest = smallest_budget(p, s, m.limits_for_share(0.25), 0.01, report_to(m)); smallest.found())
         known = {std::move(smallest)};
     const auto least = std::min(top, known.empty() ? bounds_without_search(p).budget : known[0].peak);
     const auto steps = static_cast<double>(points - 1);
@@ -203,7 +203,8 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
     }
     budgets.erase(std::unique(budgets.begin(), budgets.end()), budgets.end());
   }
-  return detail::trace_curve(p, budgets, s, m, std::move(known), [&](const result& r) { return detail::tell(r, observers...); });
+  return detail::solve_points(p, budgets, s, m, std::move(known),
+                              [&](const result& r) { return detail::notify(r, observers...); });
 }
 
 }  // namespace remat

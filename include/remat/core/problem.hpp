@@ -50,11 +50,11 @@ struct copy_rates {
 
 /// The members of a problem, for problems that differ from a given one in a few members.
 /// @code
-/// auto parts = p.parts();
-/// parts.system.tiers[1].budget = 1 << 30;
-/// const remat::problem smaller(std::move(parts));
+/// auto members = p.members();
+/// members.system.tiers[1].budget = 1 << 30;
+/// const remat::problem smaller(std::move(members));
 /// @endcode
-struct problem_parts {
+struct problem_members {
   std::string name = {};
   std::vector<value> values = {};
   std::vector<operation> operations = {};  ///< in topological order
@@ -103,12 +103,12 @@ class problem {
 
   /// @throws bad_problem as above
   /// Complexity: as above.
-  explicit problem(problem_parts x)
+  explicit problem(problem_members x)
       : problem(std::move(x.name), std::move(x.values), std::move(x.operations), std::move(x.targets), x.copies, x.backward_start,
                 std::move(x.system), std::move(x.next)) {}
 
   /// Copies of the members of this problem. Complexity: O(V + edges).
-  problem_parts parts() const {
+  problem_members members() const {
     const auto beyond = links().subspan(copies_ ? 2 : 0);
     return {name_, values_, operations_, targets_, copies_, backward_start_, {system_.tiers, {beyond.begin(), beyond.end()}},
             next_};
@@ -127,7 +127,7 @@ class problem {
     };
     demand(seconds.size(), "seconds");
     if (!workspace.empty()) demand(workspace.size(), "workspaces");
-    auto x = parts();
+    auto x = members();
     for (std::size_t o = 0; o < x.operations.size(); ++o) {
       x.operations[o].seconds = seconds[o];
       if (!workspace.empty()) x.operations[o].workspace = workspace[o];
@@ -143,7 +143,7 @@ class problem {
   /// const auto slower = p.with_copies(remat::copy_rates{.to_host = 10e9, .to_device = 10e9});
   /// @endcode
   problem with_copies(const std::optional<copy_rates>& copies) const {
-    auto x = parts();
+    auto x = members();
     x.copies = copies;
     return problem(std::move(x));
   }
@@ -166,7 +166,7 @@ class problem {
   /// The link from `from` to `to`, or a null pointer if there is none.
   const copy_link* link(tier_id from, tier_id to) const { return system_.find(from, to); }
   /// Bytes that a schedule can use on tier `t`, which is not the device: its budget, at most `max_peak`.
-  bytes_t capacity(tier_id t) const { return usable(tiers()[t].budget.value_or(max_peak)); }
+  bytes_t capacity(tier_id t) const { return clamp_budget(tiers()[t].budget.value_or(max_peak)); }
   /// The targets that become sources of the next step, as given.
   const std::vector<carry>& next() const { return next_; }
   /// True if version 1 of the exchange format has this problem, as most solvers require: a device and a host without limit,

@@ -24,7 +24,7 @@ namespace remat {
 /// @endcode
 inline problem with_slower_links(const problem& p, double share) {
   if (!(share > 0 && share <= 1)) throw bad_option("with_slower_links.share must be in (0, 1], got " + std::to_string(share));
-  auto x = p.parts();
+  auto x = p.members();
   if (x.copies) x.copies->to_host *= share, x.copies->to_device *= share;
   for (auto& l : x.system.links) l.rate *= share;
   return problem(std::move(x));

@@ -36,12 +36,12 @@ template <solver S, observer... O>
 result smallest_budget(const problem& p, const S& s, const limits& l = {}, double tolerance = 0.01, O&&... observers) {
   if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
   l.validate();
-  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
+  monitor m(l, [&](const progress& report) { return detail::notify(report, observers...); });
   result best;
   if (p.plain()) {
     best = as_result(p, with_drops(p, needed_operations(p)));
   } else {
-    auto share = m.shared(0.5);
+    auto share = m.limits_for_share(0.5);
     share.gap = 0.99;
     best = solve(p, std::max(measure_store_all(p).peak, bounds_without_search(p).budget), s, share,
                  report_to(m, "smallest budget, a first schedule: "));
@@ -49,7 +49,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   }
   auto proven = bounds_without_search(p).budget;
   const auto look = [&](bytes_t budget) {
-    auto share = m.shared(0.25);
+    auto share = m.limits_for_share(0.25);
     share.gap = 0.99;  // any schedule will do
     m.restart();
     const auto r = solve(p, budget, s, start_from(best.schedule), share,

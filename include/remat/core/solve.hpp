@@ -23,9 +23,9 @@ namespace detail {
 /// Calls each observer that accepts an `Event`, in the order given.
 /// @return stop if any observer returns stop
 template <class Event, class... O>
-control tell(const Event& event, O&... observers) {
+control notify(const Event& event, O&... observers) {
   auto answer = control::go_on;
-  [[maybe_unused]] const auto tell_one = [&](auto& o) {
+  [[maybe_unused]] const auto notify_one = [&](auto& o) {
     if constexpr (std::invocable<decltype(o), const Event&>) {
       if constexpr (std::is_void_v<std::invoke_result_t<decltype(o), const Event&>>)
         o(event);
@@ -33,20 +33,20 @@ control tell(const Event& event, O&... observers) {
         answer = control::stop;
     }
   };
-  (tell_one(observers), ...);
+  (notify_one(observers), ...);
   return answer;
 }
 
 /// Evaluates the schedule of a report, and fills in its time and peak: observers see checked schedules only.
 /// @throws broken_contract if the schedule is invalid or over the budget
-inline progress judged(const problem& p, bytes_t budget, const std::string& solver, progress now) {
-  if (!now.schedule) return now;
+inline progress judged(const problem& p, bytes_t budget, const std::string& solver, progress report) {
+  if (!report.schedule) return report;
   try {
-    const auto e = evaluate(p, *now.schedule);
+    const auto e = evaluate(p, *report.schedule);
     if (e.peak <= budget) {
-      now.best = e.seconds;
-      now.peak = e.peak;
-      return now;
+      report.best = e.seconds;
+      report.peak = e.peak;
+      return report;
     }
     throw broken_contract(solver + ": reports a schedule of " + std::to_string(e.peak) + " bytes, budget " +
                           std::to_string(budget));
@@ -151,9 +151,9 @@ template <solver S, observer... O>
 result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {}, O&&... observers) {
   detail::require_budget(budget);
   l.validate();
-  monitor m(l, [&](const progress& now) {
+  monitor m(l, [&](const progress& report) {
     if constexpr (sizeof...(O) == 0) return control::go_on;
-    return detail::tell(detail::judged(p, budget, s.name(), now), observers...);
+    return detail::notify(detail::judged(p, budget, s.name(), report), observers...);
   });
   result answer;
   if (budget < bounds_without_search(p).budget)
@@ -161,7 +161,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   else if (!p.plain() && !plans_tiers(s))
     answer = detail::beyond_solver(p, s.name());
   else
-    answer = s.solve(p, usable(budget), m);
+    answer = s.solve(p, clamp_budget(budget), m);
   return judge(p, budget, s.name(), m, std::move(answer));
 }
 
@@ -178,7 +178,8 @@ template <std::invocable<monitor&> Search>
 result budget_slice(const problem& p, bytes_t budget, const std::string& name, monitor& m, double left, const Search& search) {
   detail::require_budget(budget);
   m.restart();
-  monitor part(m, 1 / left, [&, tell = report_to(m)](const progress& now) { return tell(detail::judged(p, budget, name, now)); });
+  monitor part(m, 1 / left,
+               [&, tell = report_to(m)](const progress& report) { return tell(detail::judged(p, budget, name, report)); });
   result answer;
   if (budget < bounds_without_search(p).budget)
     answer.status = status::infeasible;

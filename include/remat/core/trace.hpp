@@ -69,7 +69,7 @@ namespace detail {
 class tracer {
  public:
   tracer(const problem& p, const schedule& s)
-      : p_(p), s_(s), e_(evaluate(p, s)), there_(p), has_run_(p.operations().size(), false) {
+      : p_(p), s_(s), e_(evaluate(p, s)), present_(p), has_run_(p.operations().size(), false) {
     t_.memory = {.pieces = {}, .seconds = e_.seconds, .held = p.held_bytes(), .peak = e_.peak};
     for (const auto& [v, tier] : s.starts)
       if (tier == device_tier && p.values()[v].held) t_.memory.held += p.values()[v].bytes;
@@ -80,17 +80,17 @@ class tracer {
     for (std::size_t t = 0; t < p.tiers().size(); ++t)
       t_.tiers.push_back({p.tiers()[t].name, p.tiers()[t].budget, e_.peaks[t], {{0, 0}}});
     for (value_id v = 0; v < p.values().size(); ++v)
-      if (p.is_source(v) && p.values()[v].starts != any_tier) put(v, p.values()[v].starts, true);
-    for (const auto& [v, t] : s.starts) put(v, t, true);
+      if (p.is_source(v) && p.values()[v].starts != any_tier) set_present(v, p.values()[v].starts, true);
+    for (const auto& [v, t] : s.starts) set_present(v, t, true);
   }
 
   schedule_trace run() {
-    for (std::size_t at = 0; at < s_.steps.size(); ++at) {
-      const auto x = with_tiers(p_, s_.steps[at]);
+    for (std::size_t k = 0; k < s_.steps.size(); ++k) {
+      const auto x = with_tiers(p_, s_.steps[k]);
       if (x.what == action::compute)
-        compute(x.operation(), e_.ends[at], e_.memory[at]);
+        compute(x.operation(), e_.ends[k], e_.memory[k]);
       else
-        move(x, e_.ends[at]);
+        copy_or_drop(x, e_.ends[k]);
     }
     wait_until(e_.seconds);
     for (auto& t : t_.tiers) t.points.emplace_back(e_.seconds, t.points.back().second);
@@ -101,14 +101,14 @@ class tracer {
 
  private:
   /// @param from index of the first lane to look at, because a stream may have the name of a tier
-  lane& find(const std::string& label, std::size_t from) {
+  lane& lane_of(const std::string& label, std::size_t from) {
     const auto found = std::find_if(t_.lanes.begin() + static_cast<std::ptrdiff_t>(from), t_.lanes.end(),
                                     [&](const lane& l) { return l.label == label; });
     return found != t_.lanes.end() ? *found : t_.lanes.emplace_back(lane{label, {}});
   }
-  lane& computations(tier_id t) { return find(p_.tiers()[t].name, 0); }
-  lane& copies(const copy_link& l) { return find(p_.plain() ? "to " + p_.tiers()[l.to].name : l.stream, streams_); }
-  void show(lane& to, double begin, double end, lane::work what) {
+  lane& computations(tier_id t) { return lane_of(p_.tiers()[t].name, 0); }
+  lane& copies(const copy_link& l) { return lane_of(p_.plain() ? "to " + p_.tiers()[l.to].name : l.stream, streams_); }
+  void add_span(lane& to, double begin, double end, lane::work what) {
     const double period = e_.seconds;
     while (!p_.next().empty() && period > 0 && begin >= period) begin -= period, end -= period;
     if (!p_.next().empty() && end > period) {  // continues in the next step
@@ -123,41 +123,41 @@ class tracer {
     auto& points = t_.tiers[t].points;
     points.emplace_back(now_, points.back().second + bytes);
   }
-  void put(value_id v, tier_id t, bool is_there) {
-    if (std::exchange(there_(v, t), is_there) != is_there) add(t, is_there ? p_.values()[v].bytes : -p_.values()[v].bytes);
+  void set_present(value_id v, tier_id t, bool present) {
+    if (std::exchange(present_(v, t), present) != present) add(t, present ? p_.values()[v].bytes : -p_.values()[v].bytes);
   }
 
-  void wait_until(double then) {
-    if (then <= now_ + 1e-9 * e_.seconds) return;  // a rounding error is no wait
-    t_.memory.pieces.push_back({now_, then, live(), false, none});
-    show(t_.lanes[0], now_, then, lane::work::waited);
-    now_ = then;
+  void wait_until(double time) {
+    if (time <= now_ + 1e-9 * e_.seconds) return;  // a rounding error is no wait
+    t_.memory.pieces.push_back({now_, time, live(), false, none});
+    add_span(t_.lanes[0], now_, time, lane::work::waited);
+    now_ = time;
   }
   void compute(operation_id which, double end, bytes_t memory) {
     const auto& o = p_.operations()[which];
     const double begin = end - o.seconds;
-    const bool again = has_run_[which];
+    const bool recomputed = has_run_[which];
     has_run_[which] = true;
     if (o.on == device_tier) {
       wait_until(begin);
-      t_.memory.pieces.push_back({now_, end, memory, again, which});
+      t_.memory.pieces.push_back({now_, end, memory, recomputed, which});
       now_ = end;
     }
-    show(computations(o.on), begin, end, again ? lane::work::recomputed : lane::work::computed);
-    bytes_t beside = o.workspace;  // an output that is already there needs its bytes twice
-    for (auto v : o.outputs) beside += there_(v, o.on) ? p_.values()[v].bytes : 0;
-    for (const auto& w : o.overwrites) put(w.input, o.on, false);
-    for (auto v : o.outputs) put(v, o.on, true);
-    if (beside > 0) add(o.on, beside), add(o.on, -beside);
+    add_span(computations(o.on), begin, end, recomputed ? lane::work::recomputed : lane::work::computed);
+    bytes_t extra = o.workspace;  // an output that is already there needs its bytes twice
+    for (auto v : o.outputs) extra += present_(v, o.on) ? p_.values()[v].bytes : 0;
+    for (const auto& w : o.overwrites) set_present(w.input, o.on, false);
+    for (auto v : o.outputs) set_present(v, o.on, true);
+    if (extra > 0) add(o.on, extra), add(o.on, -extra);
   }
   /// A copy or a drop.
-  void move(const step& x, double then) {
-    wait_until(then);
+  void copy_or_drop(const step& x, double time) {
+    wait_until(time);
     const bool copy = x.what == action::copy;
-    put(x.value(), copy ? x.to : x.from, copy);
+    set_present(x.value(), copy ? x.to : x.from, copy);
     if (!copy) return;
-    const auto& c = e_.copies[copied_++];
-    show(copies(*p_.link(x.from, x.to)), c.begin, c.end, lane::work::copied);
+    const auto& c = e_.copies[next_copy_++];
+    add_span(copies(*p_.link(x.from, x.to)), c.begin, c.end, lane::work::copied);
     if (x.to == device_tier) t_.memory.pieces.push_back({now_, now_, live(), false, none});
   }
 
@@ -165,10 +165,10 @@ class tracer {
   const schedule& s_;
   const evaluation e_;
   schedule_trace t_;
-  std::size_t streams_ = 0;          // index of the first lane of a stream
-  tier_table<unsigned char> there_;  // by value and tier
+  std::size_t streams_ = 0;            // index of the first lane of a stream
+  tier_table<unsigned char> present_;  // by value and tier
   std::vector<bool> has_run_;
-  std::size_t copied_ = 0;
+  std::size_t next_copy_ = 0;
   double now_ = 0;  // clock of the device, s
 };
 

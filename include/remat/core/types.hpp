@@ -64,6 +64,6 @@ inline constexpr bytes_t max_bytes = bytes_t{1} << 53;
 inline constexpr bytes_t max_peak = 2 * max_bytes;
 
 /// The budget, at most `max_peak`, bytes. Adding sizes to the result does not overflow.
-constexpr bytes_t usable(bytes_t budget) { return budget < max_peak ? budget : max_peak; }
+constexpr bytes_t clamp_budget(bytes_t budget) { return budget < max_peak ? budget : max_peak; }
 
 }  // namespace remat

@@ -90,9 +90,9 @@ consteval bool has_cost() {
 /// A cost model that has the optional members `M`. A member that is misspelt, or that takes another vertex type, would be ignored
 /// without a message: assert next to the model which members it has. (Columns of a `table` cannot be misspelt.)
 /// @code
-/// static_assert(remat::gives<measured, network, remat::cost_member::workspace, remat::cost_member::held>);
+/// static_assert(remat::cost_model_with<measured, network, remat::cost_member::workspace, remat::cost_member::held>);
 /// @endcode
 template <class C, class G, cost_member... M>
-concept gives = cost_model<C, G> &&(detail::has_cost<C, vertex_t<G>, M>() && ...);
+concept cost_model_with = cost_model<C, G> &&(detail::has_cost<C, vertex_t<G>, M>() && ...);
 
 }  // namespace remat

@@ -29,14 +29,14 @@ struct condensed_run {
 
   /// @param p           the whole problem
   /// @param index       index of the partition
-  /// @param which       the part, or `none`
+  /// @param part_number the part, or `none`
   /// @param is_backward which half of the part
   /// @param list        the operations, in the order of their runs
   /// @param o           the option, or nothing for an operation in no part
   /// Complexity: O(edges log edges).
-  condensed_run(const problem& p, const part_index& index, part_id which, bool is_backward, std::vector<operation_id> list,
+  condensed_run(const problem& p, const part_index& index, part_id part_number, bool is_backward, std::vector<operation_id> list,
                 const part_option* o)
-      : part(which), backward(is_backward), operations(std::move(list)) {
+      : part(part_number), backward(is_backward), operations(std::move(list)) {
     std::vector<value_id> outputs;
     const auto add_output = [&](value_id v) { outputs.insert(std::lower_bound(outputs.begin(), outputs.end(), v), v); };
     const auto is_output = [&](value_id v) { return std::binary_search(outputs.begin(), outputs.end(), v); };
@@ -77,10 +77,10 @@ class condensed_problem {
   /// @param chosen an option for each part
   /// Complexity: O(values + edges log edges), where the edges include the recomputations in the options.
   condensed_problem(const problem& p, const part_index& index, const std::vector<const part_option*>& chosen) {
-    std::vector<operation_id> maker(p.values().size(), none);  // the run that yields a value
+    std::vector<operation_id> run_of(p.values().size(), none);  // the run that yields a value
     const auto add = [&](condensed_run x) {
-      std::erase_if(x.makes, [&](value_id v) { return maker[v] != none; });
-      for (auto v : x.makes) maker[v] = static_cast<operation_id>(runs_.size());
+      std::erase_if(x.makes, [&](value_id v) { return run_of[v] != none; });
+      for (auto v : x.makes) run_of[v] = static_cast<operation_id>(runs_.size());
       runs_.push_back(std::move(x));
     };
     for (part_id i = 0; i < chosen.size(); ++i)
@@ -89,12 +89,12 @@ class condensed_problem {
           add({p, index, i, backward, list, chosen[i]});
     for (auto o : needed_operations(p))
       if (index.part(o) == none) add({p, index, none, false, {o}, nullptr});
-    build(p, chosen, maker);
+    build(p, chosen, run_of);
   }
 
-  /// True if the parts have an order. Otherwise `stuck()` says why not.
-  bool possible() const { return stuck_.empty(); }
-  const std::string& stuck() const { return stuck_; }
+  /// True if the parts have an order. Otherwise `why_impossible()` says why not.
+  bool possible() const { return why_impossible_.empty(); }
+  const std::string& why_impossible() const { return why_impossible_; }
   const problem& condensed() const { return condensed_; }
   /// The run behind each operation of `condensed()`.
   const std::vector<condensed_run>& runs() const { return runs_; }
@@ -108,31 +108,30 @@ class condensed_problem {
   }
 
  private:
-  void build(const problem& p, const std::vector<const part_option*>& chosen, const std::vector<operation_id>& maker) {
-    const auto& units = runs_;
+  void build(const problem& p, const std::vector<const part_option*>& chosen, const std::vector<operation_id>& run_of) {
     // A topological order of the runs that stays close to the order of the problem.
-    std::vector<std::vector<std::size_t>> inputs(units.size());
+    std::vector<std::vector<std::size_t>> inputs(runs_.size());
     std::vector<operation_id> forward_of(chosen.size(), none);
-    const auto at = [&](std::size_t u) {  // position of a run: a backward may begin with recomputations of its forward
-      const auto [first, last] = std::minmax_element(units[u].operations.begin(), units[u].operations.end());
-      return units[u].backward ? *last : *first;
+    const auto position = [&](std::size_t u) {  // position of a run: a backward may begin with recomputations of its forward
+      const auto [first, last] = std::minmax_element(runs_[u].operations.begin(), runs_[u].operations.end());
+      return runs_[u].backward ? *last : *first;
     };
-    for (operation_id u = 0; u < units.size(); ++u) {
-      const auto& x = units[u];
+    for (operation_id u = 0; u < runs_.size(); ++u) {
+      const auto& x = runs_[u];
       if (x.part != none && !x.backward) forward_of[x.part] = u;
       for (auto v : x.reads)
-        if (!p.is_source(v)) inputs[u].push_back(maker[v]);
+        if (!p.is_source(v)) inputs[u].push_back(run_of[v]);
       if (x.backward && forward_of[x.part] != none) inputs[u].push_back(forward_of[x.part]);
     }
-    const auto order = topological_order(inputs, at);
-    if (order.size() < units.size()) {
-      std::vector<bool> ordered(units.size(), false);
+    const auto order = topological_order(inputs, position);
+    if (order.size() < runs_.size()) {
+      std::vector<bool> ordered(runs_.size(), false);
       for (auto u : order) ordered[u] = true;
       const auto u = static_cast<std::size_t>(std::find(ordered.begin(), ordered.end(), false) - ordered.begin());
-      const auto& x = units[u];
-      stuck_ = "partition: no order of the parts is possible; the " + std::string(x.backward ? "backward" : "forward") +
-               (x.part == none ? " of operation " + std::to_string(at(u)) : " of part " + std::to_string(x.part)) +
-               " depends on itself through others";
+      const auto& x = runs_[u];
+      why_impossible_ = "partition: no order of the parts is possible; the " + std::string(x.backward ? "backward" : "forward") +
+                        (x.part == none ? " of operation " + std::to_string(position(u)) : " of part " + std::to_string(x.part)) +
+                        " depends on itself through others";
       return;
     }
 
@@ -150,7 +149,7 @@ class condensed_problem {
     for (value_id v = 0; v < p.values().size(); ++v)
       if (p.is_source(v)) add(v);
     for (auto u : order) {
-      const auto& x = units[u];
+      const auto& x = runs_[u];
       operation op{"", {}, {}, x.seconds, x.workspace, x.once};
       for (auto v : x.reads) op.inputs.push_back(add(v));
       for (auto v : x.makes) op.outputs.push_back(add(v));
@@ -174,7 +173,7 @@ class condensed_problem {
 
   problem condensed_;
   std::vector<condensed_run> runs_;
-  std::string stuck_;
+  std::string why_impossible_;
 };
 
 }  // namespace remat::hierarchy

@@ -69,14 +69,14 @@ class hilp_model {
   /// The MILP for the budget of the level. Complexity: O(nodes^2 (values + options)).
   milp::model build() {
     scale();
-    b_ = {};
+    builder_ = {};
     run_.assign(nodes_.size(), {});
-    std::vector<milp::expression> there(values_.size());                // S[t,v]
-    std::vector<std::vector<milp::expression>> phantom(parts_.size());  // Sp[t,j,o]
-    for (std::size_t v = 0; v < values_.size(); ++v) there[v] = constant(values_[v].maker == none ? 1 : 0);
-    for (std::size_t j = 0; j < parts_.size(); ++j) phantom[j].assign(parts_[j].saved.size(), constant(0));
-    for (std::size_t t = 0; t < nodes_.size(); ++t) phase(t, there, phantom);
-    return b_.build();
+    std::vector<milp::expression> on_device(values_.size());             // S[t,v]
+    std::vector<std::vector<milp::expression>> phantoms(parts_.size());  // Sp[t,j,o]
+    for (std::size_t v = 0; v < values_.size(); ++v) on_device[v] = constant(values_[v].maker == none ? 1 : 0);
+    for (std::size_t j = 0; j < parts_.size(); ++j) phantoms[j].assign(parts_[j].saved.size(), constant(0));
+    for (std::size_t t = 0; t < nodes_.size(); ++t) add_phase(t, on_device, phantoms);
+    return builder_.build();
   }
 
   /// The operations that a solution of the MILP runs, in order.
@@ -246,96 +246,127 @@ class hilp_model {
   /// In units of the memory rows, rounded up.
   double units(bytes_t bytes) const { return static_cast<double>((bytes + byte_ - 1) / byte_); }
 
-  /// Adds the columns and rows of phase t. @param there, phantom in: before the phase; out: after it
-  void phase(std::size_t t, std::vector<milp::expression>& there, std::vector<std::vector<milp::expression>>& phantom) {
-    const bool last = t + 1 == nodes_.size();
-    auto& run = run_[t];
-    std::vector<milp::expression> runs(t + 1), rows(t + 1);
-    for (std::size_t k = 0; k <= t; ++k) {
+  /// The rows of a phase under construction.
+  struct phase_rows {
+    std::size_t t;                         ///< number of the phase
+    bool last;                             ///< no phase follows
+    std::vector<milp::expression> runs;    ///< per node: how often it runs in the phase, 0 or 1
+    std::vector<milp::expression> memory;  ///< per node: bytes on the device while it runs, in units of the memory rows
+  };
+  /// Adds the columns and rows of phase t. @param on_device, phantoms in: before the phase; out: after it
+  void add_phase(std::size_t t, std::vector<milp::expression>& on_device, std::vector<std::vector<milp::expression>>& phantoms) {
+    phase_rows phase{t, t + 1 == nodes_.size(), std::vector<milp::expression>(t + 1), std::vector<milp::expression>(t + 1)};
+    add_runs(phase);
+    for (std::size_t i = 0; i < values_.size(); ++i)
+      if (values_[i].maker == none || values_[i].maker <= t) on_device[i] = add_value(phase, values_[i], on_device[i]);
+    for (std::size_t j = 0; j < parts_.size(); ++j)
+      if (parts_[j].forward <= t && parts_[j].forward != parts_[j].backward) add_phantoms(phase, parts_[j], phantoms[j]);
+    for (std::size_t k = 0; k <= t; ++k) builder_.at_most(phase.memory[k], room_);
+  }
+
+  /// Adds R[t,k,o] for all nodes k of the phase.
+  void add_runs(phase_rows& phase) {
+    auto& run = run_[phase.t];
+    for (std::size_t k = 0; k <= phase.t; ++k) {
       for (const auto& o : nodes_[k].options) {
         run.resize(k + 1);
-        run[k].push_back(k < t && nodes_[k].once ? constant(0) : b_.binary(o.run.seconds / second_));
-        runs[k].add(run[k].back());
-        rows[k].add(run[k].back(), units(o.run.workspace));
+        run[k].push_back(k < phase.t && nodes_[k].once ? constant(0) : builder_.binary(o.run.seconds / second_));
+        phase.runs[k].add(run[k].back());
+        phase.memory[k].add(run[k].back(), units(o.run.workspace));
       }
-      if (k == t)
-        b_.equal(runs[k], 1);
+      if (k == phase.t)
+        builder_.equal(phase.runs[k], 1);
       else if (!nodes_[k].once)
-        b_.at_most(runs[k], 1);
+        builder_.at_most(phase.runs[k], 1);
     }
-    for (std::size_t i = 0; i < values_.size(); ++i) {
-      const auto& v = values_[i];
-      if (v.maker != none && v.maker > t) continue;
-      const auto size = units(bytes(v));
-      const bool target = l_.p.is_target(v.value);
-      // True if the value is of use after this phase. A once-only node counts only if its run is still to come.
-      const bool useful = target || std::any_of(v.users.begin(), v.users.end(),
-                                                [&](std::size_t u) { return u > t || (!last && !nodes_[u].once); });
-      const auto after = last ? constant(target ? 1 : 0) : useful ? b_.binary(0) : constant(0);
-      auto level = there[i];
-      if (v.maker != none) {
-        if (v.maker == t || nodes_[v.maker].values == 1) {
-          level.add(runs[v.maker]);
-          if (v.maker < t) b_.at_most(level, 1);
-        } else {  // several outputs: the node may run again for a missing output; an output not needed is dropped at once
-          const auto either = b_.column(0, 0, 1);
-          b_.at_most(either - level - runs[v.maker], 0);
-          b_.at_most(level - either, 0);
-          b_.at_most(runs[v.maker] - either, 0);
-          level = either;
-        }
-        for (std::size_t k = 0; k < v.maker; ++k) rows[k].add(there[i], size);
-        rows[v.maker].add(level, size);
-        if (v.maker < t && nodes_[v.maker].values > 1) {
-          const auto wanted = b_.column(0, 0, 1);
-          b_.at_most(wanted - level, 0);
-          level = wanted;
-        }
-      }
-      auto from = v.maker == none ? 0 : static_cast<std::size_t>(v.maker) + 1;  // the first row that `level` counts in
-      for (std::size_t n = 0; n < v.users.size() && v.users[n] <= t; ++n) {
-        const auto u = v.users[n];
-        milp::expression reading;
-        for (std::size_t o = 0; o < run[u].size(); ++o)
-          if (const auto& reads = nodes_[u].options[o].run.reads; std::binary_search(reads.begin(), reads.end(), v.value))
-            reading.add(run[u][o]);
-        b_.at_most(reading - level, 0);
-        for (; from <= u; ++from) rows[from].add(level, size);
-        const bool final = n + 1 == v.users.size() || v.users[n + 1] > t;
-        const auto next = final ? after : b_.column(0, 0, 1);
-        b_.at_most(next - level, 0);
-        level = next;
-      }
-      if (v.users.empty() || v.users[0] > t) b_.at_most(after - level, 0);
-      for (; from <= t; ++from) rows[from].add(after, size);
-      there[i] = after;
+  }
+
+  /// Adds the levels g_1 >= g_2 >= ... of a value along its uses in the phase, and counts its bytes.
+  /// @param before S[t,v]
+  /// @return S[t+1,v]
+  milp::expression add_value(phase_rows& phase, const value_state& v, const milp::expression& before) {
+    const auto t = phase.t;
+    const auto size = units(bytes(v));
+    const bool target = l_.p.is_target(v.value);
+    // True if the value is of use after this phase. A once-only node counts only if its run is still to come.
+    const bool useful = target || std::any_of(v.users.begin(), v.users.end(),
+                                              [&](std::size_t u) { return u > t || (!phase.last && !nodes_[u].once); });
+    auto after = phase.last ? constant(target ? 1 : 0) : useful ? builder_.binary(0) : constant(0);
+    auto level = v.maker == none ? before : add_maker(phase, v, before, size);
+    auto from = v.maker == none ? 0 : static_cast<std::size_t>(v.maker) + 1;  // the first row that `level` counts in
+    for (std::size_t n = 0; n < v.users.size() && v.users[n] <= t; ++n) {
+      const auto u = v.users[n];
+      builder_.at_most(reading(t, u, v.value) - level, 0);
+      for (; from <= u; ++from) phase.memory[from].add(level, size);
+      const bool final = n + 1 == v.users.size() || v.users[n + 1] > t;
+      const auto next = final ? after : builder_.column(0, 0, 1);
+      builder_.at_most(next - level, 0);
+      level = next;
     }
-    for (std::size_t j = 0; j < parts_.size(); ++j) {
-      const auto& part = parts_[j];
-      if (part.forward > t || part.forward == part.backward) continue;
-      const bool within = part.backward <= t;
-      milp::expression all;
-      for (index_t s = 0; s < part.saved.size(); ++s) {
-        const auto before = phantom[j][s];
-        auto level = before;
-        for (std::size_t o = 0; o < run[part.forward].size(); ++o)
-          if (nodes_[part.forward].options[o].phantom == s) level.add(run[part.forward][o]);
-        all.add(level);
-        if (within)
-          for (std::size_t o = 0; o < run[part.backward].size(); ++o)
-            if (nodes_[part.backward].options[o].phantom == s) b_.at_most(run[part.backward][o] - level, 0);
-        const bool useful = !last && (part.backward > t || !nodes_[part.backward].once);
-        const auto after = useful ? b_.binary(0) : constant(0);
-        b_.at_most(after - level, 0);
-        const auto size = units(part.saved[s]);
-        for (std::size_t k = 0; k < part.forward; ++k) rows[k].add(before, size);
-        for (auto k = part.forward; k <= std::min(t, part.backward); ++k) rows[k].add(level, size);
-        for (auto k = part.backward + 1; k <= t; ++k) rows[k].add(after, size);
-        phantom[j][s] = after;
-      }
-      if (!all.terms.empty()) b_.at_most(all, 1);
+    if (v.users.empty() || v.users[0] > t) builder_.at_most(after - level, 0);
+    for (; from <= t; ++from) phase.memory[from].add(after, size);
+    return after;
+  }
+
+  /// Counts the bytes of a value up to the place of its maker.
+  /// @param before S[t,v]
+  /// @return the level of the value right after this place
+  milp::expression add_maker(phase_rows& phase, const value_state& v, const milp::expression& before, double size) {
+    auto level = before;
+    if (v.maker == phase.t || nodes_[v.maker].values == 1) {
+      level.add(phase.runs[v.maker]);
+      if (v.maker < phase.t) builder_.at_most(level, 1);
+    } else {  // several outputs: the node may run again for a missing output; an output not needed is dropped at once
+      const auto either = builder_.column(0, 0, 1);
+      builder_.at_most(either - level - phase.runs[v.maker], 0);
+      builder_.at_most(level - either, 0);
+      builder_.at_most(phase.runs[v.maker] - either, 0);
+      level = either;
     }
-    for (std::size_t k = 0; k <= t; ++k) b_.at_most(rows[k], room_);
+    for (std::size_t k = 0; k < v.maker; ++k) phase.memory[k].add(before, size);
+    phase.memory[v.maker].add(level, size);
+    if (v.maker < phase.t && nodes_[v.maker].values > 1) {
+      const auto wanted = builder_.column(0, 0, 1);
+      builder_.at_most(wanted - level, 0);
+      level = wanted;
+    }
+    return level;
+  }
+
+  /// Whether node u runs in phase t in an option that reads `v`.
+  milp::expression reading(std::size_t t, std::size_t u, value_id v) const {
+    milp::expression sum;
+    for (std::size_t o = 0; o < run_[t][u].size(); ++o)
+      if (const auto& reads = nodes_[u].options[o].run.reads; std::binary_search(reads.begin(), reads.end(), v))
+        sum.add(run_[t][u][o]);
+    return sum;
+  }
+
+  /// Adds Sp[t+1,j,o] for the options o of a part j whose forward may run in the phase, and counts their bytes.
+  /// @param phantoms in: Sp[t,j,.]; out: Sp[t+1,j,.]
+  void add_phantoms(phase_rows& phase, const part_state& part, std::vector<milp::expression>& phantoms) {
+    const auto t = phase.t;
+    const auto& run = run_[t];
+    milp::expression all;
+    for (index_t s = 0; s < part.saved.size(); ++s) {
+      const auto before = phantoms[s];
+      auto level = before;
+      for (std::size_t o = 0; o < run[part.forward].size(); ++o)
+        if (nodes_[part.forward].options[o].phantom == s) level.add(run[part.forward][o]);
+      all.add(level);
+      if (part.backward <= t)
+        for (std::size_t o = 0; o < run[part.backward].size(); ++o)
+          if (nodes_[part.backward].options[o].phantom == s) builder_.at_most(run[part.backward][o] - level, 0);
+      const bool useful = !phase.last && (part.backward > t || !nodes_[part.backward].once);
+      const auto after = useful ? builder_.binary(0) : constant(0);
+      builder_.at_most(after - level, 0);
+      const auto size = units(part.saved[s]);
+      for (std::size_t k = 0; k < part.forward; ++k) phase.memory[k].add(before, size);
+      for (auto k = part.forward; k <= std::min(t, part.backward); ++k) phase.memory[k].add(level, size);
+      for (auto k = part.backward + 1; k <= t; ++k) phase.memory[k].add(after, size);
+      phantoms[s] = after;
+    }
+    if (!all.terms.empty()) builder_.at_most(all, 1);
   }
 
   const level& l_;
@@ -345,7 +376,7 @@ class hilp_model {
   std::vector<index_t> place_;  // per value: its place in `values_`, or none
   bytes_t byte_ = 1;
   double second_ = 1, room_ = 0;
-  milp::builder b_;
+  milp::builder builder_;
   std::vector<std::vector<std::vector<milp::expression>>> run_;  // R[t,k,o]
 };
 

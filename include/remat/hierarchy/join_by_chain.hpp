@@ -46,14 +46,14 @@ class join_by_chain {
 
   void join(hierarchy::level& l, monitor& m) const {
     if (l.parts.size() < 2) return;
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const hierarchy::part_chain parts(l.p, l.index, l.parts, l.options);
     const auto table_budget = std::max<bytes_t>(0, l.budget() - parts.unmodelled_bytes()) + (l.budget() - l.p.held_bytes()) / 3;
     const chain::persistent_table table(parts.model(), table_budget, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;
-    std::vector<std::vector<operation_id>> over;
+    std::vector<std::vector<operation_id>> over_budget;
     std::vector<chain::chain_step> before;
-    const auto tries = l.whole ? options_.budgets : options_.budgets_of_parts;
+    const auto tries = l.whole_problem ? options_.budgets : options_.budgets_of_parts;
     for (std::size_t k = 0; k <= tries && !stop(); ++k) {
       const auto within = table_budget - static_cast<bytes_t>(static_cast<double>(table_budget) * static_cast<double>(k) /
                                                               (1.5 * static_cast<double>(tries)));
@@ -64,14 +64,14 @@ class join_by_chain {
       before = std::move(steps);
       const auto needs = measure_order(l.p, order);
       if (needs.peak <= l.budget())
-        l.take(std::move(order));
+        l.offer(std::move(order));
       else if (needs.seconds < l.seconds())
-        over.push_back(std::move(order));
+        over_budget.push_back(std::move(order));
     }
-    constexpr std::size_t played = 4;  // number of orders to repair: those with the smallest budgets
+    constexpr std::size_t max_repaired = 4;  // number of orders to repair: those with the smallest budgets
     if (!options_.evictions) return;
-    for (std::size_t i = over.size(); i-- > 0 && i + played >= over.size() && !stop();)
-      order::evict_variously(l.p, over[i], l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
+    for (std::size_t i = over_budget.size(); i-- > 0 && i + max_repaired >= over_budget.size() && !stop();)
+      order::evict_with_each_exponent(l.p, over_budget[i], l.budget(), stop, [&](auto order) { l.offer(std::move(order)); });
   }
 
  private:

@@ -39,17 +39,17 @@ class join_by_hilp {
   /// @throws any exception of the backend
   void join(hierarchy::level& l, monitor& m) const {
     hierarchy::hilp_model form(l, options_.choices);
-    if (form.nodes() == 0 || form.nodes() > most_nodes || m.stopped()) return;
+    if (form.nodes() == 0 || form.nodes() > max_nodes || m.stopped()) return;
     const auto program = form.build();
     auto o = milp::options_within(m);
     o.cutoff = l.seconds() / form.unit();
     o.poll = [&](double, double) { return m.stopped(); };
     const auto s = milp::solve(backend_, program, o);
-    if (s.found()) l.take(form.order(s.x));
+    if (s.found()) l.offer(form.order(s.x));
   }
 
  private:
-  static constexpr std::size_t most_nodes = 100;  // halves of parts, and single operations; larger levels are not joined
+  static constexpr std::size_t max_nodes = 100;  // halves of parts, and single operations; larger levels are not joined
   options options_;
   B backend_;
 };

@@ -59,7 +59,7 @@ class join_by_outer {
       min_needs = std::max(min_needs, low->needs());
       max_needs = std::max(max_needs, high->needs());
     }
-    const auto levels = l.whole ? options_.peaks : 1;
+    const auto levels = l.whole_problem ? options_.peaks : 1;
     std::vector<hull> before;
     for (std::size_t k = 0; k <= levels && !m.stopped(); ++k) {
       const auto within = max_needs - static_cast<bytes_t>(static_cast<double>(max_needs - min_needs) * static_cast<double>(k) /
@@ -114,14 +114,14 @@ class join_by_outer {
       for (std::size_t i = 0; i < hulls.size(); ++i) chosen.push_back(hulls[i][taken[i]]);
       return hierarchy::condensed_problem(l.p, l.index, chosen);
     };
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     // Find the richest selection that fits if each part runs once.
     const auto fits = [&](std::size_t count) {
       const auto c = condense(count);
       if (!c.possible()) return false;
       auto order = c.expand(l.p, needed_operations(c.condensed()));
       const bool within = measure_order(l.p, order).peak <= l.budget();
-      l.take(std::move(order));
+      l.offer(std::move(order));
       return within;
     };
     std::size_t low = 0, high = exchanges.size();
@@ -134,7 +134,7 @@ class join_by_outer {
     }
     // Let Outer recompute parts in the condensed graph, and evictions recompute single operations.
     std::vector<std::size_t> counts;
-    const auto steps = l.whole ? options_.selections : options_.selections_of_parts;
+    const auto steps = l.whole_problem ? options_.selections : options_.selections_of_parts;
     for (std::size_t k = 0; k <= steps; ++k) {
       counts.push_back(low + (exchanges.size() - low) * k / steps);
       counts.push_back(low * k / steps);
@@ -145,13 +145,13 @@ class join_by_outer {
       if (stop()) break;
       const auto c = condense(count);
       if (!c.possible()) continue;
-      auto limits = m.shared(options_.share);
+      auto limits = m.limits_for_share(options_.share);
       limits.gap = std::max(limits.gap, 1e-4);
       if (const auto r = remat::solve(c.condensed(), l.budget(), outer_, limits, stop_with(m)); r.found())
-        l.take(c.expand(l.p, compute_order(r.schedule)));
-      if (!options_.evictions || count > low || !l.whole) continue;
+        l.offer(c.expand(l.p, compute_order(r.schedule)));
+      if (!options_.evictions || count > low || !l.whole_problem) continue;
       const auto start = c.expand(l.p, needed_operations(c.condensed()));
-      order::evict_variously(l.p, start, l.budget(), stop, [&](auto order) { l.take(std::move(order)); });
+      order::evict_with_each_exponent(l.p, start, l.budget(), stop, [&](auto order) { l.offer(std::move(order)); });
     }
   }
 

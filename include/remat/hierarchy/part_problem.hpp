@@ -78,31 +78,31 @@ class part_problem {
   /// @param index index of the partition
   /// @param piece the part, not empty
   part_problem(const problem& p, const part_index& index, const structure::part& piece)
-      : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
+      : p_(&p), index_(&index), part_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
     std::map<value_id, value_id> local;
     const auto contains = [](const std::vector<operation_id>& list, operation_id o) {
       return std::binary_search(list.begin(), list.end(), o);
     };
-    const auto here = [&](value_id v) {
+    const auto made_here = [&](value_id v) {
       return !p.is_source(v) && (contains(piece.forward, p.producer(v)) || contains(piece.backward, p.producer(v)));
     };
-    const auto add = [&](value_id v, bool counted) {
-      const auto [at, added] = local.emplace(v, static_cast<value_id>(values_.size()));
+    const auto add_value = [&](value_id v, bool counted) {
+      const auto [entry, added] = local.emplace(v, static_cast<value_id>(values_.size()));
       if (added) {
         values_.push_back({"", counted ? p.values()[v].bytes : 0, !counted});
-        global_values_.push_back(v);
+        original_value_.push_back(v);
       }
-      return at->second;
+      return entry->second;
     };
-    const auto copy = [&](operation_id o) {
+    const auto add_operation = [&](operation_id o) {
       const auto& op = p.operations()[o];
-      operation twin{"", {}, {}, op.seconds, op.workspace, op.once, op.kind};
-      for (auto v : op.inputs) twin.inputs.push_back(add(v, here(v)));
-      for (auto v : op.outputs) twin.outputs.push_back(add(v, true));
-      operations_.push_back(std::move(twin));
-      global_.push_back(o);
+      operation copy{"", {}, {}, op.seconds, op.workspace, op.once, op.kind};
+      for (auto v : op.inputs) copy.inputs.push_back(add_value(v, made_here(v)));
+      for (auto v : op.outputs) copy.outputs.push_back(add_value(v, true));
+      operations_.push_back(std::move(copy));
+      original_operation_.push_back(o);
     };
-    for (auto o : piece.forward) copy(o);
+    for (auto o : piece.forward) add_operation(o);
     boundary_ = static_cast<operation_id>(operations_.size());
     operation boundary;
     boundary.once = true;
@@ -112,23 +112,23 @@ class part_problem {
           boundary.inputs.push_back(local.at(v));
           leaving_ += p.values()[v].bytes;
         }
-    first_ = piece.backward.empty() ? operation_id() : piece.backward.front();
+    backward_begin_ = piece.backward.empty() ? operation_id() : piece.backward.front();
     // A value that the backward reads from outside may depend on the forward, unless it was made before the forward.
     const auto first = piece.forward.empty() ? operation_id() : piece.forward.front();
     for (auto o : piece.backward)
       for (auto v : p.operations()[o].inputs)
-        if (!p.is_source(v) && !here(v) && p.producer(v) > first && !local.contains(v) && !stays(v)) {
-          boundary.outputs.push_back(add(v, true));
+        if (!p.is_source(v) && !made_here(v) && p.producer(v) > first && !local.contains(v) && !is_read_elsewhere(v)) {
+          boundary.outputs.push_back(add_value(v, true));
           arriving_ += p.values()[v].bytes;
         }
     boundary.outputs.push_back(static_cast<value_id>(values_.size()));
     targets_.push_back(boundary.outputs.back());
     values_.push_back({"boundary", 0, false});
-    global_values_.push_back(none);
+    original_value_.push_back(none);
     operations_.push_back(std::move(boundary));
-    global_.push_back(none);
+    original_operation_.push_back(none);
     for (auto o : piece.backward) {
-      copy(o);
+      add_operation(o);
       for (auto v : p.operations()[o].outputs)
         if (index.leaves(v)) targets_.push_back(local.at(v));
     }
@@ -181,7 +181,7 @@ class part_problem {
       const auto& op = operations_[order[k]];
       const bool forward = k < boundary;
       w.seconds += op.seconds;
-      (forward ? w.forward : w.backward).push_back(global_[order[k]]);
+      (forward ? w.forward : w.backward).push_back(original_operation_[order[k]]);
       if (forward) before = std::max(before, memory[k]);
       for (auto v : op.inputs)
         if (!forward && in_forward[v] && !in_backward[v]) crosses[v] = true, last[v] = k;
@@ -195,7 +195,7 @@ class part_problem {
     }
     std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes that from here on only other parts read
     for (value_id v = 0; v < values_.size(); ++v)
-      if (crosses[v] && leaves(v) && stays(global_values_[v])) longer[last[v] + 1] += values_[v].bytes;
+      if (crosses[v] && leaves(v) && is_read_elsewhere(original_value_[v])) longer[last[v] + 1] += values_[v].bytes;
     bytes_t more = 0;
     for (auto k = boundary + 1; k < order.size(); ++k) {
       more += longer[k];
@@ -204,7 +204,7 @@ class part_problem {
     for (value_id v = 0; v < values_.size(); ++v)
       if (crosses[v]) {
         (leaves(v) ? kept : w.saved) += values_[v].bytes;
-        if (leaves(v)) w.kept.push_back(global_values_[v]);
+        if (leaves(v)) w.kept.push_back(original_value_[v]);
       }
     w.carried = w.saved + kept;
     w.forward_workspace = std::max<bytes_t>(0, before - left - w.saved);
@@ -235,21 +235,21 @@ class part_problem {
 
  private:
   /// True if an operation outside this part may read `v` after the backward has begun.
-  bool stays(value_id v) const {
+  bool is_read_elsewhere(value_id v) const {
     const auto readers = p_->consumers(v);
-    return p_->is_target(v) ||
-           std::any_of(readers.begin(), readers.end(), [&](operation_id o) { return o > first_ && index_->part(o) != which_; });
+    return p_->is_target(v) || std::any_of(readers.begin(), readers.end(),
+                                           [&](operation_id o) { return o > backward_begin_ && index_->part(o) != part_; });
   }
-  bool leaves(value_id local) const { return global_values_[local] != none && index_->leaves(global_values_[local]); }
+  bool leaves(value_id local) const { return original_value_[local] != none && index_->leaves(original_value_[local]); }
 
   const problem* p_;
   const part_index* index_;
   std::vector<value> values_;
   std::vector<operation> operations_;
-  std::vector<value_id> targets_, global_values_;
-  std::vector<operation_id> global_;
-  part_id which_;
-  operation_id boundary_, first_;
+  std::vector<value_id> targets_, original_value_;
+  std::vector<operation_id> original_operation_;
+  part_id part_;
+  operation_id boundary_, backward_begin_;
   bytes_t leaving_ = 0, arriving_ = 0;
   problem bare_;
 };

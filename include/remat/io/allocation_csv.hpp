@@ -58,7 +58,7 @@ class allocation_reader {
       const auto fields = csv_fields(line_);
       if (fields.size() != columns_)
         fail(std::to_string(fields.size()) + " fields, and the first line has " + std::to_string(columns_));
-      const std::string id(fields[places_[0]]);
+      const std::string id(fields[column_positions_[0]]);
       if (!seen.insert(id).second) fail("field \"id\": \"" + id + "\" is there twice");
       const allocation a{instant(fields, 1), instant(fields, 2), number(fields, 3)};
       if (a.birth >= a.death)
@@ -75,7 +75,9 @@ class allocation_reader {
  private:
   static constexpr std::array<std::string_view, 4> names = {"id", "lower", "upper", "size"};
 
-  [[noreturn]] void fail(const std::string& why) const { throw bad_document("line " + std::to_string(at_) + ": " + why); }
+  [[noreturn]] void fail(const std::string& why) const {
+    throw bad_document("line " + std::to_string(line_number_) + ": " + why);
+  }
 
   /// Advances to the next line that is not empty. @return false at the end
   bool next() {
@@ -84,7 +86,7 @@ class allocation_reader {
       line_ = text_.substr(0, end);
       text_.remove_prefix(end == std::string_view::npos ? text_.size() : end + 1);
       if (!line_.empty() && line_.back() == '\r') line_.remove_suffix(1);
-      ++at_;
+      ++line_number_;
       if (!line_.empty()) return true;
     }
     return false;
@@ -100,12 +102,12 @@ class allocation_reader {
       const auto found = std::find(fields.begin(), fields.end(), names[k]);
       if (found == fields.end()) fail("field \"" + std::string(names[k]) + "\" is missing; the columns are id,lower,upper,size");
       if (std::count(fields.begin(), fields.end(), names[k]) > 1) fail("field \"" + std::string(names[k]) + "\" is there twice");
-      places_[k] = static_cast<std::size_t>(found - fields.begin());
+      column_positions_[k] = static_cast<std::size_t>(found - fields.begin());
     }
   }
 
   std::int64_t number(const std::vector<std::string_view>& fields, std::size_t column) const {
-    const auto field = fields[places_[column]];
+    const auto field = fields[column_positions_[column]];
     std::int64_t out = 0;
     const auto [rest, failed] = std::from_chars(field.data(), field.data() + field.size(), out);
     if (failed != std::errc{} || rest != field.data() + field.size())
@@ -121,8 +123,8 @@ class allocation_reader {
   }
 
   std::string_view text_, line_;
-  std::size_t at_ = 0, columns_ = 0;
-  std::array<std::size_t, names.size()> places_{};  ///< positions of the columns `names`
+  std::size_t line_number_ = 0, columns_ = 0;
+  std::array<std::size_t, names.size()> column_positions_{};  ///< positions of the columns `names`
   bytes_t total_ = 0;
 };
 

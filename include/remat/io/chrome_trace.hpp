@@ -39,8 +39,8 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   using json = nlohmann::ordered_json;
   const auto e = evaluate(p, s);
   auto events = json::array();
-  const auto add = [&](const char* phase, const std::string& name, double at, const json& members) {
-    json event = {{"ph", phase}, {"name", name}, {"pid", 1}, {"ts", at * 1e6}};
+  const auto add = [&](const char* phase, const std::string& name, double time, const json& members) {
+    json event = {{"ph", phase}, {"name", name}, {"pid", 1}, {"ts", time * 1e6}};
     event.update(members);
     events.push_back(std::move(event));
   };
@@ -48,10 +48,10 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
     members.update(more);
     return members;
   };
-  const auto memory = [&](double at, bytes_t bytes) { add("C", "memory", at, {{"args", {{"bytes", bytes}}}}); };
-  const auto span = [&](std::size_t on, const std::string& name, const std::string& category, double begin, double end,
+  const auto memory = [&](double time, bytes_t bytes) { add("C", "memory", time, {{"args", {{"bytes", bytes}}}}); };
+  const auto span = [&](std::size_t lane_number, const std::string& name, const std::string& category, double begin, double end,
                         json about) {
-    add("X", name, begin, {{"tid", on}, {"dur", (end - begin) * 1e6}, {"cat", category}, {"args", std::move(about)}});
+    add("X", name, begin, {{"tid", lane_number}, {"dur", (end - begin) * 1e6}, {"cat", category}, {"args", std::move(about)}});
   };
   add("M", "process_name", 0, {{"args", {{"name", p.name()}}}});
   std::vector<std::string> lanes;  // numbered from 1, in the order of first use
@@ -72,52 +72,52 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   for (const auto& o : p.operations()) computations(o.on);
   for (const auto& l : p.links()) copies(l);
 
-  auto at_first = p.source_bytes();
+  auto start_bytes = p.source_bytes();
   for (const auto& [v, t] : s.starts)
-    if (t == device_tier) at_first += p.values()[v].bytes;
-  memory(0, at_first);
+    if (t == device_tier) start_bytes += p.values()[v].bytes;
+  memory(0, start_bytes);
   for (const auto& t : trace(p, s).tiers)
-    for (const auto& [at, bytes] : t.points) add("C", "memory of the " + t.label, at, {{"args", {{"bytes", bytes}}}});
+    for (const auto& [time, bytes] : t.points) add("C", "memory of the " + t.label, time, {{"args", {{"bytes", bytes}}}});
 
   struct arrow {
     std::size_t lane;
-    double at;  ///< middle of the copy, s: an arrow starts inside a span
+    double time;  ///< middle of the copy, s: an arrow starts inside a span
   };
-  std::map<std::pair<value_id, tier_id>, arrow> unused;  // copies whose value has not been read yet
+  std::map<std::pair<value_id, tier_id>, arrow> unread_copies;  // copies whose value has not been read yet
   std::size_t arrows = 0;
-  const auto lead_to = [&](value_id v, tier_id t, std::size_t on, double at) {
-    const auto origin = unused.find({v, t});
-    if (origin == unused.end()) return;
+  const auto draw_arrow_to = [&](value_id v, tier_id t, std::size_t lane_number, double time) {
+    const auto origin = unread_copies.find({v, t});
+    if (origin == unread_copies.end()) return;
     const json about = {{"cat", "copy"}, {"id", ++arrows}};
     const auto& name = p.values()[v].name;
-    add("s", name, origin->second.at, merged(about, {{"tid", origin->second.lane}}));
-    add("f", name, at, merged(about, {{"tid", on}, {"bp", "e"}}));
-    unused.erase(origin);
+    add("s", name, origin->second.time, merged(about, {{"tid", origin->second.lane}}));
+    add("f", name, time, merged(about, {{"tid", lane_number}, {"bp", "e"}}));
+    unread_copies.erase(origin);
   };
 
   std::vector<bool> has_run(p.operations().size(), false);
-  for (std::size_t at = 0, copied = 0; at < s.steps.size(); ++at) {
-    const auto x = detail::with_tiers(p, s.steps[at]);
-    const json about = {{"step", at}, {"bytes", e.memory[at]}};
+  for (std::size_t k = 0, next_copy = 0; k < s.steps.size(); ++k) {
+    const auto x = detail::with_tiers(p, s.steps[k]);
+    const json about = {{"step", k}, {"bytes", e.memory[k]}};
     if (x.what == action::compute) {
       const auto& op = p.operations()[x.operation()];
-      const double begin = e.ends[at] - op.seconds;
-      span(computations(op.on), op.name, has_run[x.operation()] ? "recomputed" : "computed", begin, e.ends[at], about);
+      const double begin = e.ends[k] - op.seconds;
+      span(computations(op.on), op.name, has_run[x.operation()] ? "recomputed" : "computed", begin, e.ends[k], about);
       has_run[x.operation()] = true;
-      if (op.on == device_tier) memory(begin, e.memory[at]);
-      for (auto v : op.inputs) lead_to(v, op.on, computations(op.on), begin);
+      if (op.on == device_tier) memory(begin, e.memory[k]);
+      for (auto v : op.inputs) draw_arrow_to(v, op.on, computations(op.on), begin);
       continue;
     }
-    memory(e.ends[at], e.memory[at]);
+    memory(e.ends[k], e.memory[k]);
     if (x.what == action::drop) {
-      unused.erase({x.value(), x.from});
+      unread_copies.erase({x.value(), x.from});
       continue;
     }
-    const auto& c = e.copies[copied++];
-    const auto on = copies(*p.link(x.from, x.to));
-    span(on, p.values()[x.value()].name, std::string(to_string(s.steps[at].what)), c.begin, c.end, about);
-    lead_to(x.value(), x.from, on, c.begin);
-    unused[{x.value(), x.to}] = {on, (c.begin + c.end) / 2};
+    const auto& c = e.copies[next_copy++];
+    const auto lane_number = copies(*p.link(x.from, x.to));
+    span(lane_number, p.values()[x.value()].name, std::string(to_string(s.steps[k].what)), c.begin, c.end, about);
+    draw_arrow_to(x.value(), x.from, lane_number, c.begin);
+    unread_copies[{x.value(), x.to}] = {lane_number, (c.begin + c.end) / 2};
   }
   return detail::dump({{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}});
 }

@@ -49,48 +49,48 @@ struct staircase {
 
 /// Curves and axes, ready to draw.
 struct curve_plane {
-  std::vector<staircase> found;  ///< per curve, from its smallest peak on
-  staircase bound;               ///< the proven bounds of all curves, joined
-  double first = 0, last = 0;    ///< budgets at the left and right sides, bytes
-  double most = 0;               ///< extra time at the top, as a fraction of the base
-  double impossible = 0;         ///< proven lower bound on every feasible budget, bytes
+  std::vector<staircase> staircases;         ///< per curve, from its smallest peak on
+  staircase bound;                           ///< the proven bounds of all curves, joined
+  double left_budget = 0, right_budget = 0;  ///< budgets at the left and right sides, bytes
+  double top = 0;                            ///< extra time at the top, as a fraction of the base
+  double min_budget = 0;                     ///< proven lower bound on every feasible budget, bytes
 
   curve_plane(const std::vector<labelled_curve>& curves, double base) {
     const auto extra = [&](double seconds) { return base > 0 ? std::clamp(seconds / base - 1, 0.0, 1e300) : 0; };
     std::vector<std::pair<double, double>> bounds;
-    first = std::numeric_limits<double>::infinity();
+    left_budget = std::numeric_limits<double>::infinity();
     for (const auto& c : curves) {
       std::vector<std::pair<double, double>> steps;
       for (const auto& r : c.points) {
-        impossible = std::max(impossible, static_cast<double>(r.budget_bound));
-        first = std::min(first, static_cast<double>(r.budget));
-        last = std::max(last, static_cast<double>(r.budget));
+        min_budget = std::max(min_budget, static_cast<double>(r.budget_bound));
+        left_budget = std::min(left_budget, static_cast<double>(r.budget));
+        right_budget = std::max(right_budget, static_cast<double>(r.budget));
         bounds.emplace_back(r.budget, extra(r.bound));
         if (!r.found()) continue;
-        first = std::min(first, static_cast<double>(r.peak));
-        most = std::max(most, extra(r.seconds));
+        left_budget = std::min(left_budget, static_cast<double>(r.peak));
+        top = std::max(top, extra(r.seconds));
         steps.emplace_back(r.peak, extra(r.seconds));
       }
       std::sort(steps.begin(), steps.end());
-      found.emplace_back();
+      staircases.emplace_back();
       for (const auto& [peak, time] : steps)
-        if (found.back().corners.empty() || time < found.back().corners.back().second)
-          found.back().corners.emplace_back(peak, time);
+        if (staircases.back().corners.empty() || time < staircases.back().corners.back().second)
+          staircases.back().corners.emplace_back(peak, time);
     }
     // A bound holds for its budget and every smaller one. So the bound at a budget is the largest one at this budget or above.
     std::sort(bounds.begin(), bounds.end());
     for (std::size_t i = bounds.size(); i-- > 1;) bounds[i - 1].second = std::max(bounds[i - 1].second, bounds[i].second);
-    double from = impossible;
+    double from = min_budget;
     for (const auto& [budget, time] : bounds) {
-      most = std::max(most, time);
-      if (budget >= from && budget >= impossible)
+      top = std::max(top, time);
+      if (budget >= from && budget >= min_budget)
         bound.corners.emplace_back(from, time), from = std::nextafter(budget, budget + 1);
     }
-    if (impossible > 0) first = std::min(first, impossible);
-    if (!(first <= last)) first = last;
-    const double margin = std::max(0.04 * (last - first), std::max(1.0, 1e-3 * last));
-    first = std::max(0.0, first - margin), last += margin;
-    most = std::max(1.06 * most, 0.01);
+    if (min_budget > 0) left_budget = std::min(left_budget, min_budget);
+    if (!(left_budget <= right_budget)) left_budget = right_budget;
+    const double margin = std::max(0.04 * (right_budget - left_budget), std::max(1.0, 1e-3 * right_budget));
+    left_budget = std::max(0.0, left_budget - margin), right_budget += margin;
+    top = std::max(1.06 * top, 0.01);
   }
 };
 
@@ -120,28 +120,28 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
   std::vector<std::vector<const char*>> cells(rows, std::vector<const char*>(columns, " "));
   const auto draw = [&](const detail::staircase& line, const char* sign) {
     for (std::size_t c = 0; c < columns; ++c) {
-      const double budget =
-          plane.first + (plane.last - plane.first) * (static_cast<double>(c) + 0.5) / static_cast<double>(columns);
+      const double budget = plane.left_budget + (plane.right_budget - plane.left_budget) * (static_cast<double>(c) + 0.5) /
+                                                    static_cast<double>(columns);
       const double at = line.at(budget);
-      if (!std::isnan(at)) cells[std::min(rows - 1, static_cast<std::size_t>(at / plane.most * height))][c] = sign;
+      if (!std::isnan(at)) cells[std::min(rows - 1, static_cast<std::size_t>(at / plane.top * height))][c] = sign;
     }
   };
   draw(plane.bound, "·");
-  for (std::size_t i = curves.size(); i-- > 0;) draw(plane.found[i], signs[i % signs.size()]);
+  for (std::size_t i = curves.size(); i-- > 0;) draw(plane.staircases[i], signs[i % signs.size()]);
 
   std::string out;
   if (!style.title.empty()) out += detail::shortened(style.title, static_cast<std::size_t>(width)) + "\n";
   for (std::size_t row = rows; row-- > 0;) {
     const bool labelled = row % 4 == 0 || row + 1 == rows;
-    const double middle = plane.most * (static_cast<double>(row) + 0.5) / height;
+    const double middle = plane.top * (static_cast<double>(row) + 0.5) / height;
     out += detail::padded(!labelled ? "" : row == 0 ? "0 %" : "+" + detail::percent_text(middle)) + (labelled ? " ┤" : " │");
     for (const auto* cell : cells[row]) out += cell;
     out += "\n";
   }
   out += detail::padded("") + " └";
   for (std::size_t c = 0; c < columns; ++c) out += "─";
-  out += "\n" + detail::axis_ends(format_bytes(static_cast<bytes_t>(plane.first)), format_bytes(static_cast<bytes_t>(plane.last)),
-                                  columns);
+  out += "\n" + detail::axis_ends(format_bytes(static_cast<bytes_t>(plane.left_budget)),
+                                  format_bytes(static_cast<bytes_t>(plane.right_budget)), columns);
   out += detail::padded("") + " ";
   for (std::size_t i = 0; i < curves.size(); ++i) out += std::string(" ") + signs[i % signs.size()] + " " + curves[i].label + " ";
   return out + " · bound\n";
@@ -156,14 +156,14 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
 inline std::string curve_svg(const std::vector<labelled_curve>& curves, const curve_style& style) {
   using plot = detail::svg_plot;
   const detail::curve_plane plane(curves, style.base);
-  plot out(style.title, plane.first, plane.last, plane.most);
-  if (plane.impossible > plane.first) {
-    const double wall = out.x_of(std::min(plane.impossible, plane.last));
+  plot out(style.title, plane.left_budget, plane.right_budget, plane.top);
+  if (plane.min_budget > plane.left_budget) {
+    const double wall = out.x_of(std::min(plane.min_budget, plane.right_budget));
     out.box(plot::left, plot::top, wall - plot::left, plot::bottom - plot::top, "#eeeeee");
     out.legend_box("#eeeeee", "no schedule, proven");
   }
   out.vertical({"%", 0.01});
-  const auto unit = detail::bytes_scale(plane.last);
+  const auto unit = detail::bytes_scale(plane.right_budget);
   out.horizontal(unit, std::string("budget [") + unit.unit + "]; extra time upwards");
   out.frame();
   const auto draw = [&](const detail::staircase& line, const std::string& attributes) {
@@ -178,7 +178,7 @@ inline std::string curve_svg(const std::vector<labelled_curve>& curves, const cu
   draw(plane.bound, dashed + " stroke-width=\"1.3\"");
   for (std::size_t i = 0; i < curves.size(); ++i) {
     const auto stroke = std::string("stroke=\"") + detail::line_colour(i) + "\"";
-    draw(plane.found[i], stroke + " stroke-width=\"1.6\"");
+    draw(plane.staircases[i], stroke + " stroke-width=\"1.6\"");
     out.legend_line(stroke, curves[i].label);
   }
   out.legend_line(dashed, "proven bound");

@@ -35,15 +35,15 @@ class progress_line {
     if (shown_) out_ << "\r\033[K" << std::flush;
   }
 
-  void operator()(const progress& now) {
+  void operator()(const progress& report) {
     std::string text = prefix_;
-    const bool found = now.best < std::numeric_limits<double>::infinity();
-    if (found) text += "best " + format_seconds(now.best) + ", ";
-    if (now.bound > 0) text += "bound " + format_seconds(now.bound) + ", ";
-    if (found && now.bound > 0 && now.best > 0)
-      text += "gap " + detail::printed("%.2f %%, ", 100 * std::max(0.0, 1 - now.bound / now.best));
-    text += now.stage;
-    out_ << "\r\033[K" << detail::printed("%.1f s  ", now.elapsed) << detail::shortened(text, 110) << std::flush;
+    const bool found = report.best < std::numeric_limits<double>::infinity();
+    if (found) text += "best " + format_seconds(report.best) + ", ";
+    if (report.bound > 0) text += "bound " + format_seconds(report.bound) + ", ";
+    if (found && report.bound > 0 && report.best > 0)
+      text += "gap " + detail::printed("%.2f %%, ", 100 * std::max(0.0, 1 - report.bound / report.best));
+    text += report.stage;
+    out_ << "\r\033[K" << detail::printed("%.1f s  ", report.elapsed) << detail::shortened(text, 110) << std::flush;
     shown_ = true;
   }
 
@@ -59,14 +59,14 @@ class progress_log {
   /// @param out the stream; must outlive the observer
   explicit progress_log(std::ostream& out) : out_(out) { out_ << "elapsed,best,bound,peak,stage\n"; }
 
-  void operator()(const progress& now) {
-    if (now.best >= best_ && now.bound <= bound_) return;
-    best_ = std::min(best_, now.best);
-    bound_ = std::max(bound_, now.bound);
-    auto stage = now.stage;
+  void operator()(const progress& report) {
+    if (report.best >= best_ && report.bound <= bound_) return;
+    best_ = std::min(best_, report.best);
+    bound_ = std::max(bound_, report.bound);
+    auto stage = report.stage;
     std::replace(stage.begin(), stage.end(), '"', '\'');
-    out_ << now.elapsed << "," << (now.best < infinity ? std::to_string(now.best) : "") << "," << now.bound << ","
-         << (now.schedule ? std::to_string(now.peak) : "") << ",\"" << stage << "\"\n"
+    out_ << report.elapsed << "," << (report.best < infinity ? std::to_string(report.best) : "") << "," << report.bound << ","
+         << (report.schedule ? std::to_string(report.peak) : "") << ",\"" << stage << "\"\n"
          << std::flush;
   }
 
@@ -92,17 +92,17 @@ class best_to_file {
       : path_(std::move(path)), p_(p), budget_(budget), every_(every) {}
 
   /// @throws error if the file cannot be written
-  void operator()(const progress& now) {
-    if (!now.schedule || now.best >= best_ || now.elapsed < next_) return;
-    best_ = now.best;
-    next_ = now.elapsed + every_;
+  void operator()(const progress& report) {
+    if (!report.schedule || report.best >= best_ || report.elapsed < next_) return;
+    best_ = report.best;
+    next_ = report.elapsed + every_;
     result r;
     r.status = status::feasible;
-    r.schedule = *now.schedule;
+    r.schedule = *report.schedule;
     r.budget = budget_;
-    r.peak = now.peak;
-    r.seconds = now.best;
-    r.bound = now.bound;
+    r.peak = report.peak;
+    r.seconds = report.best;
+    r.bound = report.bound;
     write_schedule(path_, r, p_);
   }
 

@@ -111,12 +111,12 @@ class svg_plot {
     out_ += "<circle cx=\"" + number(x) + "\" cy=\"" + number(y) + "\" r=\"6\" fill=\"" + colour + "\"/>\n";
   }
 
-  static constexpr int most_ticks = 20;  ///< also ends the loop if a step is too small to change the numbers of the axis
+  static constexpr int max_ticks = 20;  ///< also ends the loop if a step is too small to change the numbers of the axis
 
   /// Draws ticks and grid of the vertical axis.
   void vertical(const scale& s) {
     const auto step = tick_step(highest_ / s.factor, 4);
-    for (int k = 0; k < most_ticks && k * step * s.factor <= highest_; ++k) {
+    for (int k = 0; k < max_ticks && k * step * s.factor <= highest_; ++k) {
       const double tick = k * step;
       const double y = y_of(tick * s.factor);
       line(left, y, right, y, "stroke=\"#e6e6e6\"");
@@ -127,7 +127,7 @@ class svg_plot {
   void horizontal(const scale& s, const std::string& label) {
     const auto step = tick_step((last_ - first_) / s.factor, 6);  // + 0.0 avoids "-0"
     const double least = std::ceil(first_ / s.factor / step - 1e-9) * step + 0.0;
-    for (int k = 0; k < most_ticks && (least + k * step) * s.factor <= last_ + 1e-9 * (last_ - first_); ++k) {
+    for (int k = 0; k < max_ticks && (least + k * step) * s.factor <= last_ + 1e-9 * (last_ - first_); ++k) {
       const double tick = least + k * step;
       const double x = x_of(tick * s.factor);
       line(x, bottom, x, bottom + 5, "stroke=\"#333333\"");

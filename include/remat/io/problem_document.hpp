@@ -98,12 +98,12 @@ inline memory_system read_system(const members& document, unknown_problem_member
 
 inline problem_document problem_from(const json& root) {
   const members document(root, "");
-  const bool second = document.version("remat-problem", 2) == 2;
+  const bool version_2 = document.version("remat-problem", 2) == 2;
   using names = std::initializer_list<std::string_view>;
-  const auto unknown = [&](const members& m, names known, names known_in_second) {
+  const auto unknown = [&](const members& m, names known, names known_in_version_2) {
     auto rest = m.except(known);
-    if (second)
-      for (auto name : known_in_second) rest.erase(std::string(name));
+    if (version_2)
+      for (auto name : known_in_version_2) rest.erase(std::string(name));
     return rest;
   };
 
@@ -112,7 +112,7 @@ inline problem_document problem_from(const json& root) {
       unknown(document, {"format", "version", "name", "values", "operations", "targets", "offload", "backward_start"},
               {"tiers", "links", "next"});
   memory_system system;
-  if (second) system = read_system(document, d.unknown);
+  if (version_2) system = read_system(document, d.unknown);
   std::vector<value> values;
   for (const auto& x : document.array("values")) {
     const members v(x, at_index("values", values.size()));
@@ -120,7 +120,7 @@ inline problem_document problem_from(const json& root) {
                       .bytes = v.integer("bytes"),
                       .held = v.boolean("held", false),
                       .movable = v.boolean("movable", true)});
-    if (second) {
+    if (version_2) {
       values.back().starts = tier_of(v, "starts", system, device_tier, true);
       values.back().ends = tier_of(v, "ends", system, device_tier, true);
     }
@@ -136,7 +136,7 @@ inline problem_document problem_from(const json& root) {
                           .workspace = o.integer("workspace", 0),
                           .once = o.boolean("once", false),
                           .kind = o.text("kind", "")});
-    if (second) {
+    if (version_2) {
       operations.back().on = tier_of(o, "on", system, device_tier);
       if (o.has("overwrites"))
         for (auto [output, input] : o.pairs("overwrites", values.size())) operations.back().overwrites.push_back({output, input});
@@ -146,7 +146,7 @@ inline problem_document problem_from(const json& root) {
   }
   auto targets = document.indices("targets", values.size());
   std::vector<carry> next;
-  if (second && document.has("next"))
+  if (version_2 && document.has("next"))
     for (auto [target, source] : document.pairs("next", values.size())) next.push_back({target, source});
   std::optional<copy_rates> copies;
   if (document.has("offload")) {

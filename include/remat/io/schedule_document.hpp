@@ -37,24 +37,25 @@ namespace detail {
 /// Reads the steps of a remat-schedule one by one.
 class step_reader {
  public:
-  step_reader(const memory_system& system, bool second) : system_(system), second_(second) {}
+  step_reader(const memory_system& system, bool version_2) : system_(system), version_2_(version_2) {}
 
   /// @throws bad_document for an entry that is not a step; bad_schedule for a step that is valid for no problem
-  step read(const json& x, std::size_t at) {
-    at_ = at;
-    const bool shaped = x.is_array() && x.size() >= 2 && x[0].is_string() && x[1].is_number_integer() &&
-                        (second_ || x.size() == 2) &&
-                        std::all_of(x.begin() + 2, x.end(), [](const json& name) { return name.is_string(); });
-    if (!shaped)
-      throw bad_document(at_index("steps", at) + ": not an action and an index" + (second_ ? ", or tiers after them" : ""));
+  step read(const json& x, std::size_t step_index) {
+    step_index_ = step_index;
+    const bool well_formed = x.is_array() && x.size() >= 2 && x[0].is_string() && x[1].is_number_integer() &&
+                             (version_2_ || x.size() == 2) &&
+                             std::all_of(x.begin() + 2, x.end(), [](const json& name) { return name.is_string(); });
+    if (!well_formed)
+      throw bad_document(at_index("steps", step_index) + ": not an action and an index" +
+                         (version_2_ ? ", or tiers after them" : ""));
     const auto& name = x[0].get_ref<const std::string&>();
     const auto found = std::find(std::begin(action_names), std::end(action_names), name);
     const auto what = static_cast<action>(found - std::begin(action_names));
-    if (found == std::end(action_names) || (what == action::copy && !second_)) wrong(x, x[0].dump(), "no such action");
+    if (found == std::end(action_names) || (what == action::copy && !version_2_)) refuse(x, x[0].dump(), "no such action");
     if (!x[1].is_number_unsigned() || x[1].get<std::uint64_t>() >= none)
-      wrong(x, name, what == action::compute ? "no such operation" : "no such value");
+      refuse(x, name, what == action::compute ? "no such operation" : "no such value");
     const std::size_t tiers = what == action::copy ? 2 : what == action::drop && x.size() > 2 ? 1 : 0;
-    if (x.size() != 2 + tiers) wrong(x, name, tiers == 2 ? "a copy goes from one tier to another" : "too many tiers");
+    if (x.size() != 2 + tiers) refuse(x, name, tiers == 2 ? "a copy goes from one tier to another" : "too many tiers");
     step next(what, x[1].get<index_t>());
     if (tiers > 0) next.from = tier(x, 2);
     if (tiers > 1) next.to = tier(x, 3);
@@ -62,23 +63,23 @@ class step_reader {
   }
 
  private:
-  [[noreturn]] void wrong(const json& x, const std::string& who, const std::string& why) const {
-    throw bad_schedule(at_, "step " + std::to_string(at_) + " (" + who + " " + x[1].dump() + "): " + why);
+  [[noreturn]] void refuse(const json& x, const std::string& step_name, const std::string& why) const {
+    throw bad_schedule(step_index_, "step " + std::to_string(step_index_) + " (" + step_name + " " + x[1].dump() + "): " + why);
   }
   tier_id tier(const json& x, std::size_t i) const {
     const auto t = system_.find(x[i].get_ref<const std::string&>());
-    if (t == any_tier) wrong(x, x[0].get<std::string>(), "no tier " + x[i].dump());
+    if (t == any_tier) refuse(x, x[0].get<std::string>(), "no tier " + x[i].dump());
     return t;
   }
 
   const memory_system& system_;
-  bool second_;
-  std::size_t at_ = 0;
+  bool version_2_;
+  std::size_t step_index_ = 0;
 };
 
 inline schedule_document schedule_from(const json& root, memory_system system) {
   const members document(root, "");
-  const bool second = document.version("remat-schedule", 2) == 2;
+  const bool version_2 = document.version("remat-schedule", 2) == 2;
   system.validate();
 
   schedule_document d;
@@ -95,12 +96,12 @@ inline schedule_document schedule_from(const json& root, memory_system system) {
   r.status = static_cast<status>(known - status_names.begin());
   r.reason = document.text("reason", "");
 
-  step_reader reader(system, second);
+  step_reader reader(system, version_2);
   auto& steps = r.schedule.steps;
   for (const auto& x : document.array("steps")) steps.push_back(reader.read(x, steps.size()));
   d.unknown = document.except(
       {"format", "version", "problem", "status", "reason", "budget", "peak", "seconds", "bound", "solver", "steps"});
-  if (!second) return d;
+  if (!version_2) return d;
 
   d.unknown.erase("starts");
   d.unknown.erase("peaks");

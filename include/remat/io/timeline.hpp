@@ -52,7 +52,7 @@ struct column {
   double recomputed = 0;  ///< fraction of the time spent on recomputation
 };
 
-inline std::vector<column> cut(const memory_timeline& t, std::size_t count, double span) {
+inline std::vector<column> columns_of(const memory_timeline& t, std::size_t count, double span) {
   std::vector<column> columns(count);
   const double width = span / static_cast<double>(count);
   for (const auto& x : t.pieces) {
@@ -68,7 +68,7 @@ inline std::vector<column> cut(const memory_timeline& t, std::size_t count, doub
 }
 
 /// The main work of a lane in each of `count` columns. A column is empty if the lane works for less than a fifth of it.
-inline std::vector<std::optional<lane::work>> cut(const lane& l, std::size_t count, double span) {
+inline std::vector<std::optional<lane::work>> columns_of(const lane& l, std::size_t count, double span) {
   constexpr std::size_t works = 4;
   std::vector<std::array<double, works>> shares(count, std::array<double, works>{});
   const double width = span / static_cast<double>(count);
@@ -90,7 +90,7 @@ inline std::vector<std::optional<lane::work>> cut(const lane& l, std::size_t cou
 }
 
 /// Largest memory of a tier in each of `count` columns, bytes.
-inline std::vector<bytes_t> cut(const tier_memory& t, std::size_t count, double span) {
+inline std::vector<bytes_t> columns_of(const tier_memory& t, std::size_t count, double span) {
   std::vector<bytes_t> columns(count, 0);
   for (std::size_t i = 0; i < t.points.size(); ++i) {
     const auto column = [&](double at) {
@@ -139,7 +139,7 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   if (height < 4) throw bad_option("timeline height must be >= 4, got " + std::to_string(height));
   static constexpr const char* eighths[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
   const auto t = detail::with_duration(timeline);
-  const auto columns = detail::cut(t, static_cast<std::size_t>(width - 12), t.seconds);
+  const auto columns = detail::columns_of(t, static_cast<std::size_t>(width - 12), t.seconds);
   const double top = std::max(1.0, static_cast<double>(std::max(t.peak, style.budget.value_or(0))));
   const auto row_of = [&](double bytes) { return std::min(height - 1, static_cast<int>(bytes / top * height)); };
 
@@ -175,18 +175,186 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   for (const auto& l : style.lanes) {
     static constexpr const char* marks[] = {"█", "▓", "━", "·"};
     out += detail::padded(detail::shortened(l.label, 10)) + "  ";
-    for (const auto& w : detail::cut(l, columns.size(), t.seconds)) out += w ? marks[static_cast<std::size_t>(*w)] : " ";
+    for (const auto& w : detail::columns_of(l, columns.size(), t.seconds)) out += w ? marks[static_cast<std::size_t>(*w)] : " ";
     out += "\n";
   }
   for (const auto& x : style.tiers) {
     out += detail::padded(detail::shortened(x.label, 10)) + "  ";
     const auto highest = static_cast<double>(std::max({x.peak, x.budget.value_or(0), bytes_t{1}}));
-    for (auto bytes : detail::cut(x, columns.size(), t.seconds))
+    for (auto bytes : detail::columns_of(x, columns.size(), t.seconds))
       out += eighths[bytes == 0 ? 0 : std::clamp(static_cast<int>(static_cast<double>(bytes) / highest * 8), 1, 8)];
     out += "\n";
   }
   return out + detail::axis_ends("0", end, columns.size());
 }
+
+namespace detail {
+/// The picture behind `timeline_svg`. To be used once.
+class timeline_picture {
+ public:
+  timeline_picture(const memory_timeline& timeline, const timeline_style& style)
+      : style_(style),
+        has_duration_(has_duration(timeline)),
+        timeline_(with_duration(timeline)),
+        span_(timeline_.seconds),
+        top_bytes_(highest_bytes()),
+        out_(style.title, 0, span_, top_bytes_,
+             lane_height * static_cast<double>(style.lanes.size()) + tier_height * static_cast<double>(style.tiers.size())) {}
+
+  std::string draw() {
+    draw_axes();
+    draw_memory();
+    out_.frame();
+    for (std::size_t i = 0; i < style_.overlays.size(); ++i) draw_overlay(i);
+    if (style_.budget)
+      out_.line(plot::left, height_of(*style_.budget), plot::right, height_of(*style_.budget),
+                "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
+    double y = plot::under - 8;
+    for (const auto& l : style_.lanes) {
+      draw_lane(l, y);
+      y += lane_height;
+    }
+    for (const auto& t : style_.tiers) {
+      draw_tier(t, y);
+      y += tier_height;
+    }
+    draw_legend();
+    return out_.document();
+  }
+
+ private:
+  using plot = svg_plot;
+  static constexpr double lane_height = 22, tier_height = 46;
+  static constexpr std::size_t columns = 1600;
+  static constexpr const char* work_colours[] = {"#4e79a7", "#f28e2b", "#59a14f", "#d62728"};  // by `lane::work`
+
+  /// The bytes at the top of the memory axis. Also extends the time axis to the end of the overlays.
+  double highest_bytes() {
+    auto highest = static_cast<double>(std::max({timeline_.peak, style_.budget.value_or(0), bytes_t{1}}));
+    for (const auto& s : style_.overlays)
+      for (const auto& [time, bytes] : s.points) {
+        highest = std::max(highest, static_cast<double>(bytes));
+        span_ = std::max(span_, time);
+      }
+    return highest * 1.06;
+  }
+  double height_of(bytes_t bytes) const { return out_.y_of(static_cast<double>(bytes)); }
+  std::string y_of(bytes_t bytes) const { return plot::number(height_of(bytes)); }
+  std::string column_x(std::size_t c) const {
+    return plot::number(out_.x_of(std::min(timeline_.seconds, static_cast<double>(c) / static_cast<double>(columns) * span_)));
+  }
+  static std::string stroke(std::size_t i) { return std::string("stroke=\"") + line_colour(i) + "\""; }
+
+  void draw_axes() {
+    out_.vertical(bytes_scale(top_bytes_));
+    const auto time = has_duration_ ? seconds_scale(span_) : scale{"", 1};
+    out_.horizontal(time, has_duration_ ? std::string("time [") + time.unit + "]" : "operations");
+  }
+
+  /// The area of each colour, as runs of columns of equal height, and the held sources.
+  void draw_memory() {
+    const auto cells = columns_of(timeline_, columns, span_);
+    const auto filled = static_cast<std::size_t>(std::ceil(timeline_.seconds / span_ * static_cast<double>(columns) - 1e-9));
+    for (const bool recomputed : {false, true}) {
+      std::string path;
+      const auto has_colour = [&](std::size_t c) { return (cells[c].recomputed > 0.5) == recomputed; };
+      for (std::size_t c = 0; c < filled;) {
+        if (!has_colour(c)) {
+          ++c;
+          continue;
+        }
+        path += "M" + column_x(c) + " " + plot::number(plot::bottom);
+        while (c < filled && has_colour(c)) {
+          const auto bytes = cells[c].bytes;
+          path += "V" + y_of(bytes);
+          while (c < filled && has_colour(c) && cells[c].bytes == bytes) ++c;
+          path += "H" + column_x(c);
+        }
+        path += "V" + plot::number(plot::bottom) + "Z";
+      }
+      any_recomputed_ = any_recomputed_ || (recomputed && !path.empty());
+      out_.path(std::string("fill=\"") + (recomputed ? "#f28e2b" : "#4e79a7") + "\"", path);
+    }
+    if (timeline_.held > 0)
+      out_.box(plot::left, height_of(timeline_.held), out_.x_of(timeline_.seconds) - plot::left,
+               plot::bottom - height_of(timeline_.held), "#1f3a5f");
+  }
+
+  /// A line with one stroke up and down per half pixel.
+  void draw_overlay(std::size_t i) {
+    std::string path;
+    const auto& points = style_.overlays[i].points;
+    const auto pixel = [&](std::size_t k) { return std::round(out_.x_of(points[k].first) * 2) / 2; };
+    for (std::size_t k = 0; k < points.size();) {
+      const double x = pixel(k);
+      const auto entered = points[k].second;
+      auto highest = entered;
+      for (; k < points.size() && pixel(k) == x; ++k) highest = std::max(highest, points[k].second);
+      path += (path.empty() ? "M" + plot::number(x) + " " + y_of(entered) : "H" + plot::number(x)) + "V" + y_of(highest) + "V" +
+              y_of(points[k - 1].second);
+    }
+    out_.path("fill=\"none\" stroke-width=\"1.3\" " + stroke(i), path);
+  }
+
+  void draw_lane(const lane& l, double y) {
+    out_.text(plot::left - 8, y + 12, "text-anchor=\"end\"", shortened(l.label, 12));
+    const auto works = columns_of(l, columns, span_);
+    for (std::size_t work = 0; work < std::size(work_colours); ++work) {
+      std::string path;
+      for (std::size_t c = 0; c < works.size();) {
+        const auto first = c;
+        while (c < works.size() && works[c] == works[first]) ++c;
+        if (works[first] && static_cast<std::size_t>(*works[first]) == work)
+          path += "M" + column_x(first) + " " + plot::number(y) + "H" + column_x(c) + "v16H" + column_x(first) + "Z";
+      }
+      out_.path(std::string("fill=\"") + work_colours[work] + "\"", path);
+    }
+  }
+
+  void draw_tier(const tier_memory& t, double y) {
+    constexpr double height = tier_height - 10;
+    const auto limit = static_cast<double>(std::max({t.peak, t.budget.value_or(0), bytes_t{1}}));
+    out_.text(plot::left - 8, y + height - 2, "text-anchor=\"end\"", shortened(t.label, 12));
+    const auto levels = columns_of(t, columns, span_);
+    auto path = "M" + column_x(0) + " " + plot::number(y + height);
+    for (std::size_t c = 0; c < levels.size();) {
+      path += "V" + plot::number(y + height - static_cast<double>(levels[c]) / limit * height);
+      const auto level = levels[c];
+      while (c < levels.size() && levels[c] == level) ++c;
+      path += "H" + column_x(c);
+    }
+    out_.path("fill=\"#b6c7dc\"", path + "V" + plot::number(y + height) + "Z");
+    if (t.budget) {
+      const auto budget_y = y + height - static_cast<double>(*t.budget) / limit * height;
+      out_.line(plot::left, budget_y, plot::right, budget_y, "stroke=\"#d62728\" stroke-dasharray=\"7 4\"");
+    }
+    out_.text(plot::left + 4, y + 12, "", label_of(t));
+  }
+
+  void draw_legend() {
+    out_.legend_box("#4e79a7", "memory, peak " + format_bytes(timeline_.peak));
+    if (any_recomputed_) out_.legend_box("#f28e2b", "while recomputing");
+    if (timeline_.held > 0) out_.legend_box("#1f3a5f", "held " + format_bytes(timeline_.held));
+    if (style_.budget) out_.legend_line("stroke=\"#d62728\" stroke-dasharray=\"5 3\"", "budget " + format_bytes(*style_.budget));
+    const auto any_lane_does = [&](lane::work work) {
+      return std::any_of(style_.lanes.begin(), style_.lanes.end(), [&](const lane& l) {
+        return std::any_of(l.spans.begin(), l.spans.end(), [&](const auto& x) { return x.what == work; });
+      });
+    };
+    if (any_lane_does(lane::work::copied)) out_.legend_box(work_colours[2], "copies");
+    if (any_lane_does(lane::work::waited)) out_.legend_box(work_colours[3], "waits");
+    for (std::size_t i = 0; i < style_.overlays.size(); ++i) out_.legend_line(stroke(i), style_.overlays[i].label);
+  }
+
+  const timeline_style& style_;
+  bool has_duration_;
+  memory_timeline timeline_;
+  double span_;       // of the time axis, s
+  double top_bytes_;  // of the memory axis
+  plot out_;
+  bool any_recomputed_ = false;
+};
+}  // namespace detail
 
 /// Draws a timeline as a self-contained SVG picture: memory as an area, recomputation in another colour, held sources, the
 /// budget, the peak, and overlays as lines.
@@ -195,127 +363,7 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
 /// @return the SVG document
 /// Complexity: O(pieces + points of the overlays). Each line has at most about 1600 points.
 inline std::string timeline_svg(const memory_timeline& timeline, const timeline_style& style) {
-  using plot = detail::svg_plot;
-  const auto t = detail::with_duration(timeline);
-  double top_bytes = static_cast<double>(std::max({t.peak, style.budget.value_or(0), bytes_t{1}})), span = t.seconds;
-  for (const auto& s : style.overlays)
-    for (const auto& [at, bytes] : s.points) {
-      top_bytes = std::max(top_bytes, static_cast<double>(bytes));
-      span = std::max(span, at);
-    }
-  top_bytes *= 1.06;
-  constexpr double lane_height = 22, tier_height = 46;
-  plot out(style.title, 0, span, top_bytes,
-           lane_height * static_cast<double>(style.lanes.size()) + tier_height * static_cast<double>(style.tiers.size()));
-  const auto height_of = [&](bytes_t bytes) { return out.y_of(static_cast<double>(bytes)); };
-  const auto y_of = [&](bytes_t bytes) { return plot::number(height_of(bytes)); };
-  out.vertical(detail::bytes_scale(top_bytes));
-  const auto time = detail::has_duration(timeline) ? detail::seconds_scale(span) : detail::scale{"", 1};
-  out.horizontal(time, detail::has_duration(timeline) ? std::string("time [") + time.unit + "]" : "operations");
-
-  // The area of each colour: runs of columns of equal height.
-  const auto columns = detail::cut(t, 1600, span);
-  const auto filled = static_cast<std::size_t>(std::ceil(t.seconds / span * 1600 - 1e-9));
-  const auto column_x = [&](std::size_t c) {
-    return plot::number(out.x_of(std::min(t.seconds, static_cast<double>(c) / 1600 * span)));
-  };
-  bool any_recomputed = false;
-  for (const bool recomputed : {false, true}) {
-    std::string path;
-    for (std::size_t c = 0; c < filled;) {
-      auto last = c;
-      const auto same = [&](std::size_t other) { return (columns[other].recomputed > 0.5) == recomputed; };
-      if (!same(c)) {
-        ++c;
-        continue;
-      }
-      path += "M" + column_x(c) + " " + plot::number(plot::bottom);
-      while (last < filled && same(last)) {
-        const auto height = columns[last].bytes;
-        path += "V" + y_of(height);
-        while (last < filled && same(last) && columns[last].bytes == height) ++last;
-        path += "H" + column_x(last);
-      }
-      path += "V" + plot::number(plot::bottom) + "Z";
-      c = last;
-    }
-    any_recomputed = any_recomputed || (recomputed && !path.empty());
-    out.path(std::string("fill=\"") + (recomputed ? "#f28e2b" : "#4e79a7") + "\"", path);
-  }
-  if (t.held > 0)
-    out.box(plot::left, height_of(t.held), out.x_of(t.seconds) - plot::left, plot::bottom - height_of(t.held), "#1f3a5f");
-  out.frame();
-
-  const auto stroke = [](std::size_t s) { return std::string("stroke=\"") + detail::line_colour(s) + "\""; };
-  for (std::size_t s = 0; s < style.overlays.size(); ++s) {
-    std::string path;
-    const auto& points = style.overlays[s].points;
-    for (std::size_t k = 0; k < points.size();) {  // one stroke up and down per half pixel
-      const auto pixel = [&](std::size_t i) { return std::round(out.x_of(points[i].first) * 2) / 2; };
-      const double x = pixel(k);
-      const auto entered = points[k].second;
-      auto highest = entered;
-      for (; k < points.size() && pixel(k) == x; ++k) highest = std::max(highest, points[k].second);
-      path += (path.empty() ? "M" + plot::number(x) + " " + y_of(entered) : "H" + plot::number(x)) + "V" + y_of(highest) + "V" +
-              y_of(points[k - 1].second);
-    }
-    out.path("fill=\"none\" stroke-width=\"1.3\" " + stroke(s), path);
-  }
-  if (style.budget)
-    out.line(plot::left, height_of(*style.budget), plot::right, height_of(*style.budget),
-             "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
-
-  static constexpr const char* colours[] = {"#4e79a7", "#f28e2b", "#59a14f", "#d62728"};  // by work
-  double y = plot::under - 8;
-  for (const auto& l : style.lanes) {
-    out.text(plot::left - 8, y + 12, "text-anchor=\"end\"", detail::shortened(l.label, 12));
-    const auto works = detail::cut(l, 1600, span);
-    for (std::size_t work = 0; work < 4; ++work) {
-      std::string path;
-      for (std::size_t c = 0; c < works.size();) {
-        const auto first = c;
-        while (c < works.size() && works[c] == works[first]) ++c;
-        if (works[first] && static_cast<std::size_t>(*works[first]) == work)
-          path += "M" + column_x(first) + " " + plot::number(y) + "H" + column_x(c) + "v16H" + column_x(first) + "Z";
-      }
-      out.path(std::string("fill=\"") + colours[work] + "\"", path);
-    }
-    y += lane_height;
-  }
-  for (const auto& x : style.tiers) {
-    constexpr double height = tier_height - 10;
-    const auto limit = static_cast<double>(std::max({x.peak, x.budget.value_or(0), bytes_t{1}}));
-    out.text(plot::left - 8, y + height - 2, "text-anchor=\"end\"", detail::shortened(x.label, 12));
-    const auto levels = detail::cut(x, 1600, span);
-    auto path = "M" + column_x(0) + " " + plot::number(y + height);
-    for (std::size_t c = 0; c < levels.size();) {
-      path += "V" + plot::number(y + height - static_cast<double>(levels[c]) / limit * height);
-      const auto level = levels[c];
-      while (c < levels.size() && levels[c] == level) ++c;
-      path += "H" + column_x(c);
-    }
-    out.path("fill=\"#b6c7dc\"", path + "V" + plot::number(y + height) + "Z");
-    if (x.budget) {
-      const auto at = y + height - static_cast<double>(*x.budget) / limit * height;
-      out.line(plot::left, at, plot::right, at, "stroke=\"#d62728\" stroke-dasharray=\"7 4\"");
-    }
-    out.text(plot::left + 4, y + 12, "", detail::label_of(x));
-    y += tier_height;
-  }
-
-  out.legend_box("#4e79a7", "memory, peak " + format_bytes(t.peak));
-  if (any_recomputed) out.legend_box("#f28e2b", "while recomputing");
-  if (t.held > 0) out.legend_box("#1f3a5f", "held " + format_bytes(t.held));
-  if (style.budget) out.legend_line("stroke=\"#d62728\" stroke-dasharray=\"5 3\"", "budget " + format_bytes(*style.budget));
-  const auto does = [&](lane::work w) {
-    return std::any_of(style.lanes.begin(), style.lanes.end(), [&](const lane& l) {
-      return std::any_of(l.spans.begin(), l.spans.end(), [&](const auto& x) { return x.what == w; });
-    });
-  };
-  if (does(lane::work::copied)) out.legend_box(colours[2], "copies");
-  if (does(lane::work::waited)) out.legend_box(colours[3], "waits");
-  for (std::size_t s = 0; s < style.overlays.size(); ++s) out.legend_line(stroke(s), style.overlays[s].label);
-  return out.document();
+  return detail::timeline_picture(timeline, style).draw();
 }
 
 }  // namespace remat

@@ -25,32 +25,32 @@ struct packing_problem {
   };
   bytes_t unit = 1;                              ///< bytes
   std::vector<item> items;                       ///< the allocations of more than 0 bytes
-  std::vector<index_t> which;                    ///< per item: position of its allocation
+  std::vector<index_t> allocation_of;            ///< per item: position of its allocation
   std::vector<std::vector<index_t>> cliques;     ///< maximal cliques in the order of time, each with its items
   std::vector<std::vector<index_t>> neighbours;  ///< per item: the items that are live at the same time as it is
 };
 
 /// Makes the input of the layout search.
-/// @param list       n allocations with birth < death
-/// @param most_pairs limit on the pairs of neighbours, which bounds the memory of the search
+/// @param list      n allocations with birth < death
+/// @param max_pairs limit on the pairs of neighbours, which bounds the memory of the search
 /// @return the input; nothing if there are more pairs
 /// Complexity: O(n log n + sizes of all cliques + pairs). There are at most n cliques.
-inline std::optional<packing_problem> packing_problem_of(std::span<const allocation> list, std::size_t most_pairs) {
+inline std::optional<packing_problem> packing_problem_of(std::span<const allocation> list, std::size_t max_pairs) {
   packing_problem p;
   bytes_t unit = 0;
   for (index_t i = 0; i < list.size(); ++i) {
     if (list[i].bytes == 0) continue;
-    p.which.push_back(i);
+    p.allocation_of.push_back(i);
     unit = std::gcd(unit, list[i].bytes);
   }
-  if (p.which.empty()) return p;
+  if (p.allocation_of.empty()) return p;
   p.unit = unit;
-  p.items.resize(p.which.size());
+  p.items.resize(p.allocation_of.size());
 
   // Sweep over time. A clique is maximal where a death follows a birth.
   std::vector<std::pair<std::int64_t, index_t>> births, deaths;
-  for (index_t k = 0; k < p.which.size(); ++k) {
-    const auto& a = list[p.which[k]];
+  for (index_t k = 0; k < p.allocation_of.size(); ++k) {
+    const auto& a = list[p.allocation_of[k]];
     p.items[k].size = a.bytes / unit;
     p.items[k].duration = static_cast<double>(a.death - a.birth);
     births.emplace_back(a.birth, k);
@@ -67,10 +67,10 @@ inline std::optional<packing_problem> packing_problem_of(std::span<const allocat
       pairs += alive++;
       born = true;
     }
-    if (pairs > most_pairs) return std::nullopt;
+    if (pairs > max_pairs) return std::nullopt;
     if (born) ++cliques;
-    const auto now = deaths[d].first;
-    for (; d < deaths.size() && deaths[d].first == now; ++d, --alive) p.items[deaths[d].second].last = cliques - 1;
+    const auto death = deaths[d].first;
+    for (; d < deaths.size() && deaths[d].first == death; ++d, --alive) p.items[deaths[d].second].last = cliques - 1;
   }
 
   p.cliques.resize(cliques);

@@ -73,7 +73,7 @@ class layout_search {
     auto offsets = best_.offsets;
     for (int key = 0; key < 4 && best_.arena > std::max(load_.bytes, good_enough); ++key) {
       const auto arena = best_fit(list_, best_fit_order(list_, key), best_.arena - 1, offsets);
-      if (arena < best_.arena) take(arena, offsets);
+      if (arena < best_.arena) set_best(arena, offsets);
     }
   }
 
@@ -82,8 +82,8 @@ class layout_search {
 
   /// Prepares the tree search. @return false if the list is too long for the search
   bool prepare(std::uint64_t seed) {
-    constexpr std::size_t most_pairs = std::size_t{1} << 22;
-    problem_ = packing_problem_of(list_, most_pairs);
+    constexpr std::size_t max_pairs = std::size_t{1} << 22;
+    problem_ = packing_problem_of(list_, max_pairs);
     if (problem_) portfolio_.emplace(*problem_, seed);
     return problem_.has_value();
   }
@@ -92,35 +92,35 @@ class layout_search {
   bytes_t unit() const { return problem_->unit; }
 
   /// Searches for a layout within a capacity in bytes.
-  packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& left, const monitor& m) {
-    const auto answer = portfolio_->fit(capacity / unit(), runs, left, m);
+  packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& effort, const monitor& m) {
+    const auto answer = portfolio_->fit(capacity / unit(), runs, effort, m);
     if (answer == packing_search::outcome::exhausted) best_.bound = std::max(best_.bound, (capacity / unit() + 1) * unit());
     if (answer != packing_search::outcome::found) return answer;
     std::vector<bytes_t> offsets(list_.size(), 0);
     bytes_t arena = 0;
-    for (index_t k = 0; k < problem_->which.size(); ++k) {
-      const auto i = problem_->which[k];
+    for (index_t k = 0; k < problem_->allocation_of.size(); ++k) {
+      const auto i = problem_->allocation_of[k];
       offsets[i] = portfolio_->offset(k) * unit();
       arena = std::max(arena, offsets[i] + list_[i].bytes);
     }
-    take(arena, offsets);
+    set_best(arena, offsets);
     return answer;
   }
 
   /// Searches for the smallest arena. It tries the lower bound first, then bisects, and repeats this with longer runs while
   /// there is effort left.
-  void improve(packing_effort left, const monitor& m) {
-    for (std::size_t runs = 3; best_.bound < best_.arena && !left.spent() && !m.stopped(); runs *= 2) {
+  void improve(packing_effort effort, const monitor& m) {
+    for (std::size_t runs = 3; best_.bound < best_.arena && !effort.spent() && !m.stopped(); runs *= 2) {
       auto target = best_.bound;
-      for (auto least = target; least < best_.arena && !left.spent() && !m.stopped();) {
-        if (fit(target, runs, left, m) != packing_search::outcome::found) least = target + unit();
+      for (auto least = target; least < best_.arena && !effort.spent() && !m.stopped();) {
+        if (fit(target, runs, effort, m) != packing_search::outcome::found) least = target + unit();
         target = std::max(best_.bound, least + (best_.arena - least) / 2 / unit() * unit());
       }
     }
   }
 
  private:
-  void take(bytes_t arena, const std::vector<bytes_t>& offsets) {
+  void set_best(bytes_t arena, const std::vector<bytes_t>& offsets) {
     best_.arena = arena;
     best_.offsets = offsets;
   }
@@ -189,8 +189,8 @@ inline fit_result fit_within(std::span<const allocation> list, bytes_t capacity,
   if (r.load.bytes > capacity) {
     r.status = fit_status::overload;
   } else if (search.best().arena > capacity && o.tries > 0 && search.prepare(o.seed)) {
-    detail::packing_effort left{o.tries, o.work};
-    if (search.fit(capacity, o.tries, left, m) == detail::packing_search::outcome::exhausted) r.status = fit_status::exhausted;
+    detail::packing_effort effort{o.tries, o.work};
+    if (search.fit(capacity, o.tries, effort, m) == detail::packing_search::outcome::exhausted) r.status = fit_status::exhausted;
   }
   r.best = search.best();
   if (r.best.arena <= capacity) r.status = fit_status::fits;

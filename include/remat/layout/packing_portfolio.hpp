@@ -42,25 +42,25 @@ class packing_portfolio {
       const auto wide = x.duration / longest, high = static_cast<double>(x.size) / largest;
       bytes_t load = 0;
       for (auto c = x.first; c <= x.last; ++c) load = std::max(load, cliques[c].load);
-      const auto crowd = 10 * static_cast<double>(load) / static_cast<double>(highest);
-      const std::array<double, keys> all = {high, wide, high * wide, crowd + high * wide, crowd + wide};
-      for (std::size_t k = 0; k < keys; ++k) keys_[k].push_back(all[k]);
+      const auto crowding = 10 * static_cast<double>(load) / static_cast<double>(highest);
+      const std::array<double, keys> item_keys = {high, wide, high * wide, crowding + high * wide, crowding + wide};
+      for (std::size_t k = 0; k < keys; ++k) keys_[k].push_back(item_keys[k]);
     }
   }
 
   /// Runs the tree search for one capacity.
   /// @param capacity units
   /// @param runs     limit on the runs of this call
-  /// @param left     remaining effort; counted down
+  /// @param effort   remaining effort; counted down
   /// @return found; exhausted: no layout fits; cut: unknown
-  packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& left, const monitor& m) {
-    for (; runs > 0 && !left.spent() && !m.stopped(); --runs) {
-      const auto strategy = next();
-      const auto nodes = (shortest + p_.items.size()) << std::min<std::size_t>(passed_ / strategies.size() / 2, 20);
-      ++passed_;
-      const auto answer = search_.run(strategy, capacity, nodes, left.work, m);
-      left.work -= std::min(left.work, search_.work());
-      --left.runs;
+  packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& effort, const monitor& m) {
+    for (; runs > 0 && !effort.spent() && !m.stopped(); --runs) {
+      const auto strategy = next_strategy();
+      const auto nodes = (shortest + p_.items.size()) << std::min<std::size_t>(runs_done_ / strategies.size() / 2, 20);
+      ++runs_done_;
+      const auto answer = search_.run(strategy, capacity, nodes, effort.work, m);
+      effort.work -= std::min(effort.work, search_.work());
+      --effort.runs;
       if (answer != packing_search::outcome::cut) return answer;
     }
     return packing_search::outcome::cut;
@@ -85,10 +85,10 @@ class packing_portfolio {
                                                                        {rule::weighted_floor, load_area},
                                                                        {rule::lowest_floor, load_duration}}};
 
-  packing_strategy next() {
-    const auto& [clique, by] = strategies[passed_ % strategies.size()];
+  packing_strategy next_strategy() {
+    const auto& [clique, by] = strategies[runs_done_ % strategies.size()];
     packing_strategy s{clique, keys_[by], false};
-    if (passed_ < strategies.size()) return s;
+    if (runs_done_ < strategies.size()) return s;
     const auto fraction = [&] { return static_cast<double>(random_() >> 11) * 0x1p-53; };
     const auto noise = 0.5 * fraction();
     for (auto& k : s.keys) k *= 1 + noise * fraction();
@@ -100,7 +100,7 @@ class packing_portfolio {
   packing_search search_;
   std::mt19937_64 random_;
   std::array<std::vector<double>, keys> keys_;
-  std::size_t passed_ = 0;
+  std::size_t runs_done_ = 0;
 };
 
 }  // namespace remat::detail

@@ -42,7 +42,7 @@ struct packing_strategy {
 /// Dominance, decomposition in time, and portfolios of orders are those of M. D. Moffitt, "MiniMalloc: A Lightweight Memory
 /// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. A node of MiniMalloc branches on all items that could lie
 /// next above the whole layout, in a fixed order of offsets. A node here branches on the items at the floor of one clique.
-/// Complexity: exponential in the items; `nodes` and `most_work` limit a run. A node costs O(cliques it changes, times their
+/// Complexity: exponential in the items; `nodes` and `max_work` limit a run. A node costs O(cliques it changes, times their
 /// items).
 class packing_search {
  public:
@@ -52,31 +52,31 @@ class packing_search {
   explicit packing_search(const packing_problem& p) : state_(p), ranks_(p.items.size()) {}
 
   /// Runs the search once from the start. The failures of earlier runs guide it.
-  /// @param s         strategy
-  /// @param capacity  units
-  /// @param nodes     limit on the nodes of the run
-  /// @param most_work limit on the items that the run visits
-  /// @param m         time limit and request to stop
+  /// @param s        strategy
+  /// @param capacity units
+  /// @param nodes    limit on the nodes of the run
+  /// @param max_work limit on the items that the run visits
+  /// @param m        time limit and request to stop
   /// @return found; exhausted: no layout fits; cut: a limit was reached
-  outcome run(const packing_strategy& s, bytes_t capacity, std::size_t nodes, std::size_t most_work, const monitor& m) {
+  outcome run(const packing_strategy& s, bytes_t capacity, std::size_t nodes, std::size_t max_work, const monitor& m) {
     strategy_ = &s;
-    rank(s.keys);
+    set_ranks(s.keys);
     pending_.clear();
     depth_ = 0;
     if (!state_.reset(capacity)) return outcome::exhausted;
     if (!state_.cliques().empty()) split(0, static_cast<index_t>(state_.cliques().size() - 1), root);
     for (std::size_t n = 0; !pending_.empty(); ++n) {
-      if (n >= nodes || state_.work() >= most_work || (n % 64 == 0 && m.stopped())) return outcome::cut;
-      const auto where = pending_.back();
+      if (n >= nodes || state_.work() >= max_work || (n % 64 == 0 && m.stopped())) return outcome::cut;
+      const auto part = pending_.back();
       pending_.pop_back();
       if (depth_ == frames_.size()) frames_.emplace_back();
       auto& f = frames_[depth_++];
-      f = {where, 0, std::move(f.branches), 0, false, state_.now(), pending_.size()};
+      f = {part, 0, std::move(f.branches), 0, false, state_.current_mark(), pending_.size()};
       f.branches.clear();
-      select(f);
+      select_clique(f);
       auto at = depth_ - 1;
       while (!advance(at)) {  // the component has no layout, so its siblings need not be tried again
-        at = frames_[at].where.parent;
+        at = frames_[at].part.parent;
         if (at == root) return outcome::exhausted;
         depth_ = at + 1;
       }
@@ -99,7 +99,7 @@ class packing_search {
   };
   static constexpr std::size_t root = std::numeric_limits<std::size_t>::max();
   struct frame {
-    component where{};
+    component part{};
     index_t clique = 0;
     std::vector<index_t> branches;  ///< items that may lie at the floor
     std::size_t next = 0;
@@ -108,7 +108,7 @@ class packing_search {
     std::size_t pending = 0;  ///< number of components that waited when the frame began
   };
 
-  void rank(const std::vector<double>& keys) {
+  void set_ranks(const std::vector<double>& keys) {
     std::vector<index_t> order(ranks_.size());
     std::iota(order.begin(), order.end(), index_t{0});
     std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) { return keys[a] > keys[b]; });
@@ -121,13 +121,13 @@ class packing_search {
   }
 
   /// Takes the next branch of a frame that no pruning rule refutes. @return false if there is none
-  bool advance(std::size_t at) {
-    auto& f = frames_[at];
+  bool advance(std::size_t frame_index) {
+    auto& f = frames_[frame_index];
     undo(f);
     while (f.next < f.branches.size()) {
       const auto k = f.branches[f.next++];
       if (state_.place(k)) {
-        split(f.where.first, f.where.last, at);
+        split(f.part.first, f.part.last, frame_index);
         return true;
       }
       undo(f);
@@ -135,7 +135,7 @@ class packing_search {
     if (!f.may_raise) return false;
     f.may_raise = false;
     if (state_.raise(f.clique)) {
-      pending_.push_back({f.where.first, f.where.last, at});
+      pending_.push_back({f.part.first, f.part.last, frame_index});
       return true;
     }
     undo(f);
@@ -170,41 +170,41 @@ class packing_search {
     for (std::size_t i = 0; i < q.count; ++i) {
       const auto k = q.unplaced[i];
       const auto& x = state_.items()[k];
-      auto next = x.lowest;
+      auto next_offset = x.lowest;
       if (x.lowest == q.floor) {
         if (supports_[k] < 0) supports_[k] = state_.lowest_support(k);
-        next = supports_[k];
-        if (next <= q.floor) return {0, false, false};
+        next_offset = supports_[k];
+        if (next_offset <= q.floor) return {0, false, false};
         out.branches += x.supported;
       }
-      raised = std::min(raised, next);
+      raised = std::min(raised, next_offset);
     }
     state_.count_work(q.count);
-    out.may_raise = raised != never && raised + q.remains <= state_.capacity();
+    out.may_raise = raised != never && raised + q.remaining_size <= state_.capacity();
     out.branches += out.may_raise;
     return out;
   }
 
   /// Chooses the clique of a frame. Cliques that the last step changed come first, because one of them may leave no choice. A
   /// clique without branches proves that the component has no layout.
-  void select(frame& f) {
+  void select_clique(frame& f) {
     supports_.assign(ranks_.size(), -1);
     auto best = std::numeric_limits<double>::infinity();
-    const auto decides = [&](index_t c) {
-      if (c < f.where.first || c > f.where.last || state_.cliques()[c].count == 0) return false;
-      const auto counted = branches_of(c);
-      if (!counted.complete) return false;
-      const auto s = counted.branches <= 1 ? -1.0 : score(c, static_cast<double>(counted.branches));
+    const auto leaves_no_choice = [&](index_t c) {
+      if (c < f.part.first || c > f.part.last || state_.cliques()[c].count == 0) return false;
+      const auto options = branches_of(c);
+      if (!options.complete) return false;
+      const auto s = options.branches <= 1 ? -1.0 : score(c, static_cast<double>(options.branches));
       if (s < best) {
         best = s;
         f.clique = c;
-        f.may_raise = counted.may_raise;
+        f.may_raise = options.may_raise;
       }
-      if (counted.branches == 0) state_.blame(c);
-      return counted.branches <= 1;
+      if (options.branches == 0) state_.blame(c);
+      return options.branches <= 1;
     };
-    bool decided = std::any_of(state_.changed().begin(), state_.changed().end(), decides);
-    for (auto c = f.where.first; c <= f.where.last && !decided; ++c) decided = decides(c);
+    bool decided = std::any_of(state_.changed().begin(), state_.changed().end(), leaves_no_choice);
+    for (auto c = f.part.first; c <= f.part.last && !decided; ++c) decided = leaves_no_choice(c);
     list_branches(f);
   }
 
@@ -224,7 +224,7 @@ class packing_search {
     const auto& q = state_.cliques()[f.clique];
     for (std::size_t i = 0; i < q.count; ++i) {
       const auto k = q.unplaced[i];
-      if (state_.items()[k].lowest == q.floor && state_.items()[k].supported && !unsorted(k)) f.branches.push_back(k);
+      if (state_.items()[k].lowest == q.floor && state_.items()[k].supported && !breaks_twin_order(k)) f.branches.push_back(k);
     }
     std::sort(f.branches.begin(), f.branches.end(), [&](index_t a, index_t b) { return ranks_[a] < ranks_[b]; });
     const auto same = [&](index_t a, index_t b) {
@@ -238,7 +238,7 @@ class packing_search {
   }
 
   /// True if item k would lie on an item of the same live range although it should lie below.
-  bool unsorted(index_t k) const {
+  bool breaks_twin_order(index_t k) const {
     if (!strategy_->sorted_twins) return false;
     const auto& q = state_.cliques()[state_.problem().items[k].first];
     for (auto i = q.count; i < q.unplaced.size(); ++i) {

@@ -33,8 +33,8 @@ class partial_packing {
   struct clique_state : summary {
     std::vector<index_t> unplaced;  ///< first `count`: unplaced items, roughly by lowest offset; then placed items, latest first
     std::size_t count = 0;
-    bytes_t load = 0;     ///< sum of the sizes of all items
-    bytes_t remains = 0;  ///< sum of the sizes of unplaced items
+    bytes_t load = 0;            ///< sum of the sizes of all items
+    bytes_t remaining_size = 0;  ///< sum of the sizes of unplaced items
   };
   /// Sizes of the trails, for `undo`.
   struct mark {
@@ -60,7 +60,7 @@ class partial_packing {
       auto& q = cliques_[c];
       q.unplaced = p_.cliques[c];
       q.count = q.unplaced.size();
-      q.remains = q.load;
+      q.remaining_size = q.load;
       for (auto k : q.unplaced) crossing_[c] += p_.items[k].last > c;
     }
     placed_.clear();
@@ -89,7 +89,7 @@ class partial_packing {
   /// Cliques that the latest step changed; some may be missing.
   const std::vector<index_t>& changed() const { return changed_; }
 
-  mark now() const { return {item_trail_.size(), summary_trail_.size(), placed_.size()}; }
+  mark current_mark() const { return {item_trail_.size(), summary_trail_.size(), placed_.size()}; }
 
   void undo(const mark& to) {
     for (; placed_.size() > to.placed; placed_.pop_back()) {
@@ -98,7 +98,7 @@ class partial_packing {
       items_[k].placed = false;
       for (auto c = x.first; c <= x.last; ++c) {
         ++cliques_[c].count;
-        cliques_[c].remains += x.size;
+        cliques_[c].remaining_size += x.size;
         crossing_[c] += c < x.last;
       }
     }
@@ -118,18 +118,18 @@ class partial_packing {
     for (auto c = x.first; c <= x.last; ++c) {
       auto& q = cliques_[c];
       const auto end = q.unplaced.begin() + static_cast<std::ptrdiff_t>(q.count--);
-      const auto here = std::find(q.unplaced.begin(), end, k);
-      std::rotate(here, here + 1, end);
-      q.remains -= x.size;
+      const auto position = std::find(q.unplaced.begin(), end, k);
+      std::rotate(position, position + 1, end);
+      q.remaining_size -= x.size;
       crossing_[c] -= c < x.last;
       work_ += q.count;
-      change(c);
+      mark_changed(c);
     }
     for (auto other : p_.neighbours[k]) {
       const auto& o = items_[other];
       if (o.placed || o.lowest > top || (o.lowest == top && o.supported)) continue;
-      if (o.lowest < top) change_cliques_of(other);
-      set(other, top, true);
+      if (o.lowest < top) mark_cliques_changed(other);
+      set_item(other, top, true);
     }
     return update_changed();
   }
@@ -145,8 +145,8 @@ class partial_packing {
       if (items_[q.unplaced[i]].lowest == floor) raised_.emplace_back(q.unplaced[i], lowest_support(q.unplaced[i]));
     for (const auto& [k, to] : raised_) {
       if (to == never) return false;
-      set(k, to, false);
-      change_cliques_of(k);
+      set_item(k, to, false);
+      mark_cliques_changed(k);
     }
     return update_changed();
   }
@@ -164,7 +164,7 @@ class partial_packing {
   }
 
  private:
-  void set(index_t k, bytes_t lowest, bool supported) {
+  void set_item(index_t k, bytes_t lowest, bool supported) {
     item_trail_.emplace_back(k, items_[k]);
     items_[k].lowest = lowest;
     items_[k].supported = supported;
@@ -174,13 +174,13 @@ class partial_packing {
     ++stamp_;
     changed_.clear();
   }
-  void change(index_t clique) {
+  void mark_changed(index_t clique) {
     if (stamps_[clique] == stamp_) return;
     stamps_[clique] = stamp_;
     changed_.push_back(clique);
   }
-  void change_cliques_of(index_t k) {
-    for (auto c = p_.items[k].first; c <= p_.items[k].last; ++c) change(c);
+  void mark_cliques_changed(index_t k) {
+    for (auto c = p_.items[k].first; c <= p_.items[k].last; ++c) mark_changed(c);
   }
   bool update_changed() {
     for (auto c : changed_)
@@ -212,14 +212,14 @@ class partial_packing {
     }
     work_ += q.count;
     if (q.count == 0) return true;
-    if (q.floor + q.remains > capacity_) return false;
-    if (highest + q.remains <= capacity_) return true;
-    return stacks(q, highest);
+    if (q.floor + q.remaining_size > capacity_) return false;
+    if (highest + q.remaining_size <= capacity_) return true;
+    return fits_stacked(q, highest);
   }
 
   /// True if the unplaced items, stacked from their lowest offsets, end within the capacity. The list stays almost sorted
   /// between calls, so insertion sort takes almost linear time.
-  bool stacks(clique_state& q, bytes_t highest) {
+  bool fits_stacked(clique_state& q, bytes_t highest) {
     auto& list = q.unplaced;
     for (std::size_t i = 1; i < q.count; ++i) {
       const auto k = list[i];
@@ -227,12 +227,12 @@ class partial_packing {
       for (; j > 0 && items_[list[j - 1]].lowest > items_[k].lowest; --j) list[j] = list[j - 1];
       list[j] = k;
     }
-    bytes_t end = 0, rest = q.remains;
-    for (std::size_t i = 0; i < q.count && end < highest && end + rest <= capacity_; ++i) {
+    bytes_t end = 0, remaining_size = q.remaining_size;
+    for (std::size_t i = 0; i < q.count && end < highest && end + remaining_size <= capacity_; ++i) {
       end = std::max(end, items_[list[i]].lowest) + p_.items[list[i]].size;
-      rest -= p_.items[list[i]].size;
+      remaining_size -= p_.items[list[i]].size;
     }
-    return end + rest <= capacity_;
+    return end + remaining_size <= capacity_;
   }
 
   const packing_problem& p_;

@@ -26,15 +26,15 @@ class longest_within {
   explicit longest_within(std::span<const allocation> list) : list_(list), by_birth_(list.size()) {
     std::iota(by_birth_.begin(), by_birth_.end(), index_t{0});
     std::stable_sort(by_birth_.begin(), by_birth_.end(), [&](index_t a, index_t b) { return list[a].birth < list[b].birth; });
-    place_.resize(list.size());
+    position_.resize(list.size());
     while (leaves_ < list.size()) leaves_ *= 2;
     nodes_.resize(2 * leaves_);
     for (std::size_t k = 0; k < list.size(); ++k) {
-      place_[by_birth_[k]] = k;
+      position_[by_birth_[k]] = k;
       const auto& a = list[by_birth_[k]];
       nodes_[leaves_ + k] = {a.death, {a.death - a.birth, a.bytes}};
     }
-    for (auto k = leaves_ - 1; k > 0; --k) join(k);
+    for (auto k = leaves_ - 1; k > 0; --k) update_node(k);
   }
 
   /// The longest allocation with `from` <= birth and death <= `to`; the largest if there are several, `none` if there is none.
@@ -45,14 +45,14 @@ class longest_within {
       return static_cast<std::size_t>(found - by_birth_.begin());
     };
     query q{at(from), at(to), to};
-    if (q.first < q.last) look(1, 0, leaves_, q);
+    if (q.first < q.last) search_node(1, 0, leaves_, q);
     return q.best;
   }
 
   void remove(index_t i) {
-    auto k = leaves_ + place_[i];
+    auto k = leaves_ + position_[i];
     nodes_[k] = {};
-    while (k /= 2) join(k);
+    while (k /= 2) update_node(k);
   }
 
  private:
@@ -67,18 +67,18 @@ class longest_within {
     std::pair<std::int64_t, bytes_t> longest{-1, -1};
   };
 
-  void join(std::size_t k) {
+  void update_node(std::size_t k) {
     nodes_[k] = {std::min(nodes_[2 * k].death, nodes_[2 * k + 1].death),
                  std::max(nodes_[2 * k].longest, nodes_[2 * k + 1].longest)};
   }
 
-  void look(std::size_t k, std::size_t first, std::size_t last, query& q) const {
+  void search_node(std::size_t k, std::size_t first, std::size_t last, query& q) const {
     if (last <= q.first || q.last <= first || nodes_[k].death > q.to || nodes_[k].longest <= q.longest) return;
     if (q.to - list_[by_birth_[std::max(first, q.first)]].birth < q.longest.first) return;
     if (k < leaves_) {
       const auto middle = first + (last - first) / 2;
-      look(2 * k, first, middle, q);
-      look(2 * k + 1, middle, last, q);
+      search_node(2 * k, first, middle, q);
+      search_node(2 * k + 1, middle, last, q);
       return;
     }
     q.best = by_birth_[first];
@@ -87,7 +87,7 @@ class longest_within {
 
   std::span<const allocation> list_;
   std::vector<index_t> by_birth_;
-  std::vector<std::size_t> place_;  ///< inverse of `by_birth_`
+  std::vector<std::size_t> position_;  ///< inverse of `by_birth_`
   std::size_t leaves_ = 1;
   std::vector<node> nodes_;
 };
@@ -131,23 +131,23 @@ inline std::vector<bytes_t> skyline_layout(std::span<const allocation> list) {
     by_height.emplace(height, from);
   };
   add(begin, end, 0);
-  for (auto left = list.size(); left > 0;) {
+  for (auto unplaced_count = list.size(); unplaced_count > 0;) {
     const auto [height, from] = *by_height.begin();
-    const auto here = skyline.find(from);
-    const auto to = here->second.to;
+    const auto lowest_step = skyline.find(from);
+    const auto to = lowest_step->second.to;
     const auto i = unplaced.find(from, to);
     auto raised = std::numeric_limits<bytes_t>::max();
-    if (here != skyline.begin()) raised = std::prev(here)->second.height;
-    if (std::next(here) != skyline.end()) raised = std::min(raised, std::next(here)->second.height);
+    if (lowest_step != skyline.begin()) raised = std::prev(lowest_step)->second.height;
+    if (std::next(lowest_step) != skyline.end()) raised = std::min(raised, std::next(lowest_step)->second.height);
     by_height.erase(by_height.begin());
-    skyline.erase(here);
+    skyline.erase(lowest_step);
     if (i == none) {
       add(from, to, raised);
       continue;
     }
     offsets[i] = height;
     unplaced.remove(i);
-    --left;
+    --unplaced_count;
     add(from, list[i].birth, height);
     add(list[i].birth, list[i].death, height + list[i].bytes);
     add(list[i].death, to, height);

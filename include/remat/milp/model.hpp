@@ -169,14 +169,14 @@ class builder {
   void at_most(const expression& left, const expression& right) {
     auto e = left - right;
     e.compact();
-    if (most(e) > 1e-9) at_most(e, 0);
+    if (upper_bound(e) > 1e-9) at_most(e, 0);
   }
   void at_least(const expression& e, double lower) { row(lower, e, infinity); }
   void equal(const expression& e, double value) { row(value, e, value); }
 
   /// Adds a column for the value of `sum`, which must not be negative. @return its expression
   expression running_sum(const expression& sum) {
-    auto total = column(0, 0, std::max(0.0, most(sum)));
+    auto total = column(0, 0, std::max(0.0, upper_bound(sum)));
     equal(sum - total, 0);
     return total;
   }
@@ -197,7 +197,7 @@ class builder {
   int columns() const { return static_cast<int>(cost_.size()); }
   int rows() const { return static_cast<int>(row_lower_.size()); }
   /// An upper bound on `e`, from the bounds of the columns.
-  double most(const expression& e) const {
+  double upper_bound(const expression& e) const {
     double sum = e.constant;
     for (const auto& [column, factor] : e.terms) {
       const auto j = static_cast<std::size_t>(column);

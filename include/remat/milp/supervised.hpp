@@ -54,7 +54,7 @@ class supervised {
   bool report_bound(double bound) {
     const std::lock_guard lock(mutex_);
     bound_ = std::max(bound_, bound);
-    return stop_;
+    return stop_requested_;
   }
   bool stopping() { return report_bound(-infinity); }
 
@@ -86,9 +86,10 @@ class supervised {
   /// @return false if the call is abandoned
   bool wait() {
     std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, std::chrono::milliseconds(50), [&] { return done_; })) {
-      if (!stop_ && (seconds_since(began_) > options_.seconds || poll(lock))) stop_ = true, stopped_ = clock::now();
-      if (stop_ && seconds_since(stopped_) > patience) return false;
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(50), [&] { return is_finished_; })) {
+      if (!stop_requested_ && (seconds_since(started_at_) > options_.seconds || poll(lock)))
+        stop_requested_ = true, stop_requested_at_ = clock::now();
+      if (stop_requested_ && seconds_since(stop_requested_at_) > patience) return false;
     }
     return true;
   }
@@ -96,23 +97,23 @@ class supervised {
     if (!options_.poll) return false;
     const auto [objective, bound] = std::pair(objective_, bound_);
     lock.unlock();
-    bool asked = true;
+    bool stop_asked = true;
     try {
-      asked = options_.poll(objective, bound);
+      stop_asked = options_.poll(objective, bound);
     } catch (...) {
-      failure_ = std::current_exception();
+      poll_failure_ = std::current_exception();
     }
     lock.lock();
-    return asked;
+    return stop_asked;
   }
-  void done(solution s, std::exception_ptr failure) {
+  void set_answer(solution s, std::exception_ptr failure) {
     const std::lock_guard lock(mutex_);
     answer_ = std::move(s), work_failure_ = std::move(failure);
-    done_ = true;
+    is_finished_ = true;
     changed_.notify_all();
   }
   /// The answer of an abandoned call.
-  solution so_far() {
+  solution best_so_far() {
     const std::lock_guard lock(mutex_);
     solution s;
     s.status = best_.size() > 0 ? status::feasible : status::limit;
@@ -122,10 +123,10 @@ class supervised {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  const clock::time_point began_ = clock::now();
-  clock::time_point stopped_ = {};
-  bool stop_ = false, done_ = false;
-  std::exception_ptr failure_ = {}, work_failure_ = {};
+  const clock::time_point started_at_ = clock::now();
+  clock::time_point stop_requested_at_ = {};
+  bool stop_requested_ = false, is_finished_ = false;
+  std::exception_ptr poll_failure_ = {}, work_failure_ = {};
   solution answer_ = {};
   Eigen::VectorXd best_ = {};
   double objective_ = infinity, bound_ = -infinity;
@@ -145,16 +146,16 @@ solution supervise(std::shared_ptr<Job> job) {
     } catch (...) {
       failure = std::current_exception();
     }
-    job->done(std::move(s), std::move(failure));
+    job->set_answer(std::move(s), std::move(failure));
   });
   if (!worker.valid()) return {};
-  const bool ended = job->wait();
-  if (ended)
+  const bool is_finished = job->wait();
+  if (is_finished)
     worker.wait();
   else
     supervised::abandoned_calls::add(std::move(worker));
-  if (job->failure_) std::rethrow_exception(job->failure_);
-  if (!ended) return job->so_far();
+  if (job->poll_failure_) std::rethrow_exception(job->poll_failure_);
+  if (!is_finished) return job->best_so_far();
   if (job->work_failure_) std::rethrow_exception(job->work_failure_);
   return std::move(job->answer_);
 }

@@ -57,24 +57,24 @@ class destroy_repair {
 
   /// Destroy: removes some random recomputations. They are neighbours in the order, neighbours in the problem, or anywhere.
   void destroy() {
-    const auto centre = some_recomputation();
+    const auto centre = random_recomputation();
     if (centre == none) return;
-    const auto count = 1 + pick(std::size_t{1} << pick(6));
+    const auto wanted_count = 1 + pick(std::size_t{1} << pick(6));
     chosen_.assign(1, centre);
     const auto choose = [&](step s) {
-      if (s != sequence::nothing && s > sequence::end && !sequence_.is_first(s)) chosen_.push_back(s);
-      return chosen_.size() < count;
+      if (s != sequence::no_step && s > sequence::end && !sequence_.is_first(s)) chosen_.push_back(s);
+      return chosen_.size() < wanted_count;
     };
     switch (pick(3)) {
       case 0:  // neighbours in the order
-        for (auto k = sequence_.where(centre) + 1; k < sequence_.slots() && choose(sequence_.at(k)); ++k) continue;
+        for (auto k = sequence_.slot_of(centre) + 1; k < sequence_.slots() && choose(sequence_.step_at(k)); ++k) continue;
         break;
       case 1: {  // neighbours in the problem
         const auto o = sequence_.operation(centre);
-        for (index_t d = 1; d < count * 8 && chosen_.size() < count; ++d)
-          for (const operation_id near : {o - d, o + d})
-            if (near < operations_.size())
-              for (auto v : p_.operations()[near].outputs) {
+        for (index_t d = 1; d < wanted_count * 8 && chosen_.size() < wanted_count; ++d)
+          for (const operation_id neighbour : {o - d, o + d})
+            if (neighbour < operations_.size())
+              for (auto v : p_.operations()[neighbour].outputs) {
                 for (auto s : sequence_.events(v))
                   if (sequence_.makes(s, v)) choose(s);
                 break;
@@ -82,37 +82,37 @@ class destroy_repair {
         break;
       }
       default:
-        for (std::size_t i = 1; i < (count + 3) / 4; ++i) choose(some_recomputation());
+        for (std::size_t i = 1; i < (wanted_count + 3) / 4; ++i) choose(random_recomputation());
     }
     for (auto s : chosen_)
-      if (stands(s) && !sequence_.is_first(s)) sequence_.remove(s);
+      if (is_placed(s) && !sequence_.is_first(s)) sequence_.remove(s);
   }
 
   /// Moves a random computation to another valid place nearby. The memory changes, the time does not.
   void shift() {
-    const auto s = sequence_.at(pick(sequence_.slots()));
-    if (s == sequence::nothing || s <= sequence::end) return;
+    const auto s = sequence_.step_at(pick(sequence_.slots()));
+    if (s == sequence::no_step || s <= sequence::end) return;
     const auto o = sequence_.operation(s);
     const auto feeds = [&](operation_id a, operation_id b) {
       const auto& inputs = sequence_.inputs(b);
       return std::any_of(inputs.begin(), inputs.end(), [&](value_id v) { return p_.producer(v) == a; });
     };
-    places_.clear();
+    next_choices_.clear();
     const std::size_t reach = 1 + pick(40);
-    for (auto k = sequence_.where(s); --k > 0 && places_.size() < reach;) {
-      const auto x = sequence_.at(k);
-      if (x == sequence::nothing) continue;
+    for (auto k = sequence_.slot_of(s); --k > 0 && next_choices_.size() < reach;) {
+      const auto x = sequence_.step_at(k);
+      if (x == sequence::no_step) continue;
       if (sequence_.operation(x) == o || feeds(sequence_.operation(x), o)) break;
-      places_.push_back(x);
+      next_choices_.push_back(x);
     }
-    const auto earlier = places_.size();
-    for (auto k = sequence_.where(s) + 1; k < sequence_.slots() && places_.size() < earlier + reach; ++k) {
-      const auto x = sequence_.at(k);
-      if (x == sequence::nothing) continue;
-      places_.push_back(x);
+    const auto earlier = next_choices_.size();
+    for (auto k = sequence_.slot_of(s) + 1; k < sequence_.slots() && next_choices_.size() < earlier + reach; ++k) {
+      const auto x = sequence_.step_at(k);
+      if (x == sequence::no_step) continue;
+      next_choices_.push_back(x);
       if (x == sequence::end || sequence_.operation(x) == o || feeds(o, sequence_.operation(x))) break;
     }
-    sequence_.move(s, places_[pick(places_.size())]);
+    sequence_.move(s, next_choices_[pick(next_choices_.size())]);
   }
 
   /// Repair: drops values across the steps over the budget, and recomputes them before their next use, until the order fits.
@@ -126,7 +126,7 @@ class destroy_repair {
     const auto longest = 12 * operations_.size();
     for (std::size_t drops = 0; !fits(); ++drops)
       if (drops > 2 * operations_.size() + 16 || sequence_.size() > longest || seconds() > limit || (stop && stop()) ||
-          !drop_one())
+          !drop_cheapest())
         return false;
     return true;
   }
@@ -136,16 +136,17 @@ class destroy_repair {
   /// @param position number of steps before the recomputation
   /// @param deep     true: recomputes missing operands, too; false: retains them until then
   /// @return false if `v` cannot be recomputed there
-  bool make_again(value_id v, std::size_t position, bool deep) {
-    slot k = sequence_.where(sequence::start);
-    for (auto left = position + 1; left > 0 && sequence_.at(k) != sequence::end;) left -= sequence_.at(++k) != sequence::nothing;
+  bool recompute_before(value_id v, std::size_t position, bool deep) {
+    slot k = sequence_.slot_of(sequence::start);
+    for (auto left = position + 1; left > 0 && sequence_.step_at(k) != sequence::end;)
+      left -= sequence_.step_at(++k) != sequence::no_step;
     if (!repeatable(p_.producer(v)) || sequence_.event_from(v, k) == 0) return false;
-    scratch_.assign(1, p_.producer(v));
+    closure_.assign(1, p_.producer(v));
     ++query_;
-    if (deep) closure(v, k, 0, scratch_);
-    const auto next = sequence_.at(k);
-    std::sort(scratch_.begin(), scratch_.end());
-    for (auto o : scratch_) sequence_.insert(o, next);
+    if (deep) closure(v, k, 0, closure_);
+    const auto next = sequence_.step_at(k);
+    std::sort(closure_.begin(), closure_.end());
+    for (auto o : closure_) sequence_.insert(o, next);
     return true;
   }
 
@@ -159,19 +160,19 @@ class destroy_repair {
       step s;
     };
     std::vector<recomputation> list;
-    std::size_t looks = 0;
-    const auto look = [&] { return ++looks % 64 == 0 && stop && stop(); };
+    std::size_t polls = 0;
+    const auto should_stop = [&] { return ++polls % 64 == 0 && stop && stop(); };
     for (bool changed = true, exact = false; changed || exact < thorough;) {
       exact = !changed;
       changed = false;
       list.clear();
       for (slot k = 0; k < sequence_.slots(); ++k) {
-        const auto s = sequence_.at(k);
-        if (s == sequence::nothing || s <= sequence::end || sequence_.is_first(s)) continue;
-        if (look()) return;
+        const auto s = sequence_.step_at(k);
+        if (s == sequence::no_step || s <= sequence::end || sequence_.is_first(s)) continue;
+        if (should_stop()) return;
         const auto o = sequence_.operation(s);
         auto& x = operations_[o];
-        const auto [bytes, from] = retention(s);
+        const auto [bytes, from] = bytes_to_retain(s);
         if (!exact && x.witness > from && x.witness < k && sequence_.memory().at(x.witness) + bytes > budget_) continue;
         x.witness = sequence_.memory().first_above(budget_ - bytes, from, k);
         if (!exact && x.witness < k) continue;
@@ -180,10 +181,10 @@ class destroy_repair {
       std::sort(list.begin(), list.end(),
                 [](const auto& a, const auto& b) { return a.worth != b.worth ? a.worth > b.worth : a.s < b.s; });
       for (const auto& c : list) {
-        if (!stands(c.s) || sequence_.is_first(c.s)) continue;
-        if (look()) return;
-        const auto [bytes, from] = retention(c.s);
-        const auto k = sequence_.where(c.s);
+        if (!is_placed(c.s) || sequence_.is_first(c.s)) continue;
+        if (should_stop()) return;
+        const auto [bytes, from] = bytes_to_retain(c.s);
+        const auto k = sequence_.slot_of(c.s);
         const bool room = sequence_.memory().first_above(budget_ - bytes, from, k) == k;
         if (!room && !exact) continue;
         const auto before = sequence_.changes();
@@ -199,23 +200,23 @@ class destroy_repair {
  private:
   using step = sequence::step;
   using slot = sequence::slot;
-  static constexpr std::size_t most_operations = 200;  ///< limit on the operations that recompute one value
+  static constexpr std::size_t max_operations = 200;  ///< limit on the operations that recompute one value
 
   /// A value that can be dropped across the step that needs the most bytes.
   struct candidate {
-    double least;  ///< lower bound on the score
-    double gain;   ///< excess that the drop removes, bytes times steps
+    double min_score;  ///< lower bound on the score
+    double gain;       ///< excess that the drop removes, bytes times steps
     value_id v;
     step next;  ///< next use of `v`
   };
   struct value_state {
     double noise = 1, excess = 0;  ///< `excess`: excess that retaining the value adds, up to slot `summed`
     slot summed = 0;
-    std::uint64_t counted = 0, looked = 0;  ///< stamps
+    std::uint64_t counted_stamp = 0, missing_stamp = 0;  ///< stamps
     bool kept = false, missing = false;
   };
   struct operation_state {
-    std::uint64_t mark = 0;
+    std::uint64_t stamp = 0;
     double estimate = 0;
     slot witness = 0;  ///< slot where the outputs did not fit at the last attempt to retain them
   };
@@ -223,28 +224,30 @@ class destroy_repair {
   std::size_t pick(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
   double unit() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
   bool repeatable(operation_id o) const { return o != none && !p_.operations()[o].once; }
-  bool stands(step s) const { return sequence_.where(s) < sequence_.slots() && sequence_.at(sequence_.where(s)) == s; }
+  bool is_placed(step s) const {
+    return sequence_.slot_of(s) < sequence_.slots() && sequence_.step_at(sequence_.slot_of(s)) == s;
+  }
 
   /// A random computation that is not the first of its operation, or `none`.
-  step some_recomputation() {
-    const auto fits = [&](step s) { return s != sequence::nothing && s > sequence::end && !sequence_.is_first(s); };
+  step random_recomputation() {
+    const auto fits = [&](step s) { return s != sequence::no_step && s > sequence::end && !sequence_.is_first(s); };
     for (int i = 0; i < 100; ++i)
-      if (const auto s = sequence_.at(pick(sequence_.slots())); fits(s)) return s;
+      if (const auto s = sequence_.step_at(pick(sequence_.slots())); fits(s)) return s;
     for (slot k = 0; k < sequence_.slots(); ++k)
-      if (fits(sequence_.at(k))) return sequence_.at(k);
+      if (fits(sequence_.step_at(k))) return sequence_.step_at(k);
     return none;
   }
 
   /// Bytes to retain instead of the recomputation s, and the first slot where they are retained.
-  std::pair<bytes_t, slot> retention(step s) const {
+  std::pair<bytes_t, slot> bytes_to_retain(step s) const {
     bytes_t bytes = 0;
-    const auto k = sequence_.where(s);
+    const auto k = sequence_.slot_of(s);
     auto from = k;
     for (auto v : p_.operations()[sequence_.operation(s)].outputs) {
       const auto e = sequence_.event_from(v, k);
       if (!sequence_.uses(v, e + 1)) continue;
       bytes += p_.values()[v].bytes;
-      from = std::min(from, sequence_.where(sequence_.events(v)[e - 1]) + 1);
+      from = std::min(from, sequence_.slot_of(sequence_.events(v)[e - 1]) + 1);
     }
     return {bytes, from};
   }
@@ -252,12 +255,12 @@ class destroy_repair {
   /// True if `u` is not on the device before slot k. The answer, and the sum of `excess_of`, are cached until `query_` changes.
   bool missing(value_id u, slot k) {
     auto& x = values_[u];
-    if (x.looked != query_) {
-      x.looked = query_;
+    if (x.missing_stamp != query_) {
+      x.missing_stamp = query_;
       const auto e = sequence_.event_from(u, k);
       x.missing = !p_.values()[u].held && !sequence_.uses(u, e);
       x.excess = 0;
-      x.summed = e == 0 ? 0 : sequence_.where(sequence_.events(u)[e - 1]) + 1;
+      x.summed = e == 0 ? 0 : sequence_.slot_of(sequence_.events(u)[e - 1]) + 1;
     }
     return x.missing;
   }
@@ -266,57 +269,58 @@ class destroy_repair {
   double excess_of(value_id u, slot k, double limit = std::numeric_limits<double>::infinity()) {
     auto& x = values_[u];
     if (const auto left = std::min(limit, gain_) - x.excess; left > 0)
-      x.excess += sequence_.memory().raise(p_.values()[u].bytes, x.summed, k, budget_, left);
+      x.excess += sequence_.memory().added_excess(p_.values()[u].bytes, x.summed, k, budget_, left);
     return x.excess;
   }
 
   /// Finds the operations that recompute `v` before slot k. A missing input is recomputed, or retained since its last use. It is
-  /// retained if that is cheaper at `price` (seconds per byte of excess and step), or if `list` has `most_operations` already.
+  /// retained if that is cheaper at `price` (seconds per byte of excess and step), or if `list` has `max_operations` already.
   /// @return seconds of the recomputations, and the excess that the retained inputs add
   std::pair<double, double> closure(value_id v, slot k, double price, std::vector<operation_id>& list) {
     const double never = std::numeric_limits<double>::infinity();
     const auto& ops = p_.operations();
     ++stamp_;
     list.assign(1, p_.producer(v));
-    operations_[list[0]].mark = stamp_;
+    operations_[list[0]].stamp = stamp_;
     for (std::size_t i = 0; i < list.size(); ++i)
       for (auto u : sequence_.inputs(list[i])) {
-        const auto maker = p_.producer(u);
-        if (!repeatable(maker) || operations_[maker].mark == stamp_ || !missing(u, k)) continue;
-        if (list.size() >= most_operations ||
-            (price > 0 && excess_of(u, k, ops[maker].seconds / price) * price <= ops[maker].seconds))
+        const auto producer = p_.producer(u);
+        if (!repeatable(producer) || operations_[producer].stamp == stamp_ || !missing(u, k)) continue;
+        if (list.size() >= max_operations ||
+            (price > 0 && excess_of(u, k, ops[producer].seconds / price) * price <= ops[producer].seconds))
           continue;
-        operations_[maker].mark = stamp_;
-        list.push_back(maker);
+        operations_[producer].stamp = stamp_;
+        list.push_back(producer);
       }
     std::sort(list.begin(), list.end());
     for (auto o : list) {  // cost of the outputs; shared work may count more than once
       double sum = ops[o].seconds;
       for (auto u : sequence_.inputs(o)) {
         if (!missing(u, k)) continue;
-        const auto maker = p_.producer(u);
-        const double again = repeatable(maker) && operations_[maker].mark == stamp_ ? operations_[maker].estimate : never;
+        const auto producer = p_.producer(u);
+        const double recompute_cost =
+            repeatable(producer) && operations_[producer].stamp == stamp_ ? operations_[producer].estimate : never;
         auto& kept = values_[u].kept;
-        kept = again == never || (price > 0 && excess_of(u, k, again / price) * price < again);
-        sum += kept ? (price > 0 ? excess_of(u, k) * price : 0) : again;
+        kept = recompute_cost == never || (price > 0 && excess_of(u, k, recompute_cost / price) * price < recompute_cost);
+        sum += kept ? (price > 0 ? excess_of(u, k) * price : 0) : recompute_cost;
       }
       operations_[o].estimate = sum;
     }
     ++stamp_;
-    operations_[p_.producer(v)].mark = stamp_;
+    operations_[p_.producer(v)].stamp = stamp_;
     double cost = 0, excess = 0;
     std::size_t kept = list.size();
     for (auto i = list.size(); i-- > 0;) {
       const auto o = list[i];
-      if (operations_[o].mark != stamp_) continue;
+      if (operations_[o].stamp != stamp_) continue;
       list[--kept] = o;
       cost += ops[o].seconds;
       for (auto u : sequence_.inputs(o)) {
         if (!missing(u, k)) continue;
         if (!values_[u].kept)
-          operations_[p_.producer(u)].mark = stamp_;
-        else if (values_[u].counted != stamp_)
-          values_[u].counted = stamp_, excess += excess_of(u, k);
+          operations_[p_.producer(u)].stamp = stamp_;
+        else if (values_[u].counted_stamp != stamp_)
+          values_[u].counted_stamp = stamp_, excess += excess_of(u, k);
       }
     }
     list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(kept));
@@ -325,59 +329,60 @@ class destroy_repair {
 
   /// Drops the value that costs the fewest seconds per byte and step of excess removed, among the values live at the step that
   /// needs the most bytes.
-  bool drop_one() {
-    sequence_.memory().find_over(budget_, over_);
+  bool drop_cheapest() {
+    sequence_.memory().find_above(budget_, over_);
     if (over_.empty()) return false;  // the sources alone exceed the budget
-    auto worst = over_[0];
+    auto heaviest = over_[0];
     sums_.assign(1, 0);
     for (auto k : over_) {
-      if (sequence_.memory().at(k) > sequence_.memory().at(worst)) worst = k;
+      if (sequence_.memory().at(k) > sequence_.memory().at(heaviest)) heaviest = k;
       sums_.push_back(sums_.back() + static_cast<double>(sequence_.memory().at(k) - budget_));
     }
     candidates_.clear();
     for (auto v : droppable_) {
       const auto& events = sequence_.events(v);
-      if (events.size() < 2 || sequence_.where(events.front()) >= worst || sequence_.where(events.back()) <= worst) continue;
-      const auto e = sequence_.event_from(v, worst);
-      const auto to = sequence_.where(events[e]);
-      if (to == worst || !sequence_.uses(v, e)) continue;
-      const auto from = sequence_.where(events[e - 1]) + 1;
+      if (events.size() < 2 || sequence_.slot_of(events.front()) >= heaviest || sequence_.slot_of(events.back()) <= heaviest)
+        continue;
+      const auto e = sequence_.event_from(v, heaviest);
+      const auto to = sequence_.slot_of(events[e]);
+      if (to == heaviest || !sequence_.uses(v, e)) continue;
+      const auto from = sequence_.slot_of(events[e - 1]) + 1;
       const auto first = std::lower_bound(over_.begin(), over_.end(), from) - over_.begin();
-      const auto past = std::lower_bound(over_.begin() + first, over_.end(), to) - over_.begin();
-      const auto gain = std::min(static_cast<double>(p_.values()[v].bytes) * static_cast<double>(past - first),
-                                 sums_[static_cast<std::size_t>(past)] - sums_[static_cast<std::size_t>(first)]);
+      const auto end = std::lower_bound(over_.begin() + first, over_.end(), to) - over_.begin();
+      const auto gain = std::min(static_cast<double>(p_.values()[v].bytes) * static_cast<double>(end - first),
+                                 sums_[static_cast<std::size_t>(end)] - sums_[static_cast<std::size_t>(first)]);
       if (gain > 0)
         candidates_.push_back({p_.operations()[p_.producer(v)].seconds / gain * values_[v].noise, gain, v, events[e]});
     }
     std::sort(candidates_.begin(), candidates_.end(),
-              [](const auto& a, const auto& b) { return a.least != b.least ? a.least < b.least : a.v < b.v; });
-    double lowest = std::numeric_limits<double>::infinity();
-    step before = 0;
-    for (const auto& [least, gain, v, next] : candidates_) {
-      if (least >= lowest) break;
+              [](const auto& a, const auto& b) { return a.min_score != b.min_score ? a.min_score < b.min_score : a.v < b.v; });
+    double best_score = std::numeric_limits<double>::infinity();
+    step insert_before = 0;
+    for (const auto& [min_score, gain, v, next] : candidates_) {
+      if (min_score >= best_score) break;
       ++query_;
       gain_ = gain;
-      const auto k = sequence_.where(next);
+      const auto k = sequence_.slot_of(next);
       const double noise = values_[v].noise;
-      auto [cost, excess] = closure(v, k, std::isfinite(lowest) ? lowest / noise : 0, scratch_);
+      auto [cost, excess] = closure(v, k, std::isfinite(best_score) ? best_score / noise : 0, closure_);
       double score = gain > excess ? cost / (gain - excess) : std::numeric_limits<double>::infinity();
-      if (std::isfinite(lowest) && score * noise >= lowest) continue;
-      for (int round = 0; round < 4 && scratch_.size() > 1; ++round) {  // Dinkelbach's iteration for the least ratio
-        const auto [less, more] = closure(v, k, std::isfinite(score) ? score : cost / gain, scratch2_);
-        if (!(gain > more) || less / (gain - more) >= score * (1 - 1e-9)) break;
-        score = less / (gain - more);
-        std::swap(scratch_, scratch2_);
+      if (std::isfinite(best_score) && score * noise >= best_score) continue;
+      for (int round = 0; round < 4 && closure_.size() > 1; ++round) {  // Dinkelbach's iteration for the least ratio
+        const auto [other_cost, other_excess] = closure(v, k, std::isfinite(score) ? score : cost / gain, other_closure_);
+        if (!(gain > other_excess) || other_cost / (gain - other_excess) >= score * (1 - 1e-9)) break;
+        score = other_cost / (gain - other_excess);
+        std::swap(closure_, other_closure_);
       }
       score = (score + 1e-30) * noise;
-      if (score < lowest) {
-        lowest = score;
-        before = next;
-        std::swap(best_, scratch_);
+      if (score < best_score) {
+        best_score = score;
+        insert_before = next;
+        std::swap(best_closure_, closure_);
       }
     }
-    if (!std::isfinite(lowest)) return false;
-    std::sort(best_.begin(), best_.end());
-    for (auto o : best_) sequence_.insert(o, before);
+    if (!std::isfinite(best_score)) return false;
+    std::sort(best_closure_.begin(), best_closure_.end());
+    for (auto o : best_closure_) sequence_.insert(o, insert_before);
     return true;
   }
 
@@ -388,8 +393,8 @@ class destroy_repair {
   std::vector<value_state> values_;
   std::vector<operation_state> operations_;
   std::vector<value_id> droppable_;
-  std::vector<operation_id> scratch_, scratch2_, best_;
-  std::vector<step> chosen_, places_;
+  std::vector<operation_id> closure_, other_closure_, best_closure_;
+  std::vector<step> chosen_, next_choices_;
   std::vector<slot> over_;
   std::vector<double> sums_;
   std::vector<candidate> candidates_;

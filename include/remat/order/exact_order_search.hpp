@@ -32,54 +32,54 @@ namespace remat::order {
 /// on Systems Science and Cybernetics 4, 1968; Pohl, "Heuristic search viewed as path finding in a graph", Artificial
 /// Intelligence 1, 1970 (the weight).
 /// @code
-/// if (remat::order::exact_order_search::takes(p)) {
+/// if (remat::order::exact_order_search::supports(p)) {
 ///   const auto known = remat::order::exact_order_search(p, budget).fastest();
 ///   if (known.order) std::cout << "optimal: " << known.bound << " s\n";
 /// }
 /// @endcode
 class exact_order_search {
  public:
-  static constexpr std::size_t most = 64;  ///< limit on needed operations, and on values that are used and not held
+  static constexpr std::size_t max_size = 64;  ///< limit on needed operations, and on values that are used and not held
 
   /// Result of a search.
   struct answer {
     std::optional<std::vector<operation_id>> order;  ///< fits the budget
-    bool ended = false;                              ///< true if the search did not give up
+    bool complete = false;                           ///< true if the search did not give up
     double bound = 0;  ///< no order within the budget is faster, s, up to rounding; infinity if no order fits
   };
 
   /// True if `p` is plain and small enough. Complexity: O(values + edges).
-  static bool takes(const problem& p) {
-    const index at(p);
-    return p.plain() && at.operations.size() <= most && at.count <= most;
+  static bool supports(const problem& p) {
+    const numbering numbered(p);
+    return p.plain() && numbered.operations.size() <= max_size && numbered.count <= max_size;
   }
 
-  /// @param p      a problem that `takes` accepts
+  /// @param p      a problem that `supports` accepts
   /// @param budget bytes
   /// Complexity: O(values + edges), and some thousands of table entries.
   exact_order_search(const problem& p, bytes_t budget)
-      : room_(budget - p.held_bytes()), begin_(p.source_bytes() - p.held_bytes()) {
-    const index at(p);
+      : budget_(budget - p.held_bytes()), source_bytes_(p.source_bytes() - p.held_bytes()) {
+    const numbering numbered(p);
     std::vector<set> needs(p.values().size(), 0);  // per value: operations that it depends on
-    std::array<bytes_t, most> bytes{};
-    std::array<set, most> needed{};
-    for (auto o : at.operations) {
+    std::array<bytes_t, max_size> bytes{};
+    std::array<set, max_size> needed{};
+    for (auto o : numbered.operations) {
       const auto& op = p.operations()[o];
       const auto own = bit(runs_.size());
-      run r{o, 0, 0, op.once ? own : 0, op.seconds, op.workspace};
+      packed_operation r{o, 0, 0, op.once ? own : 0, op.seconds, op.workspace};
       set before = own;
-      for (auto v : op.inputs) r.inputs |= at.set_of(v), before |= needs[v];
+      for (auto v : op.inputs) r.inputs |= numbered.set_of(v), before |= needs[v];
       for (auto v : op.outputs) {
-        r.outputs |= at.set_of(v), needs[v] = before;
-        if (!at.set_of(v)) r.room += p.values()[v].bytes;
+        r.outputs |= numbered.set_of(v), needs[v] = before;
+        if (!numbered.set_of(v)) r.extra_bytes += p.values()[v].bytes;
       }
       runs_.push_back(r);
     }
     for (value_id v = 0; v < needs.size(); ++v) {
-      if (!at.set_of(v)) continue;
-      bytes[at.places[v]] = p.values()[v].bytes, needed[at.places[v]] = needs[v];
-      if (p.is_source(v)) sources_ |= at.set_of(v);
-      if (p.is_target(v)) targets_ |= at.set_of(v);
+      if (!numbered.set_of(v)) continue;
+      bytes[numbered.places[v]] = p.values()[v].bytes, needed[numbered.places[v]] = needs[v];
+      if (p.is_source(v)) sources_ |= numbered.set_of(v);
+      if (p.is_target(v)) targets_ |= numbered.set_of(v);
     }
     bytes_.fill([&](std::size_t i) { return bytes[i]; });
     needs_.fill([&](std::size_t i) { return needed[i]; });
@@ -107,8 +107,8 @@ class exact_order_search {
   static constexpr set bit(std::size_t i) { return set{1} << i; }
 
   /// The needed operations, and the values that they or the targets use.
-  struct index {
-    explicit index(const problem& p) : operations(needed_operations(p)), places(p.values().size(), none) {
+  struct numbering {
+    explicit numbering(const problem& p) : operations(needed_operations(p)), places(p.values().size(), none) {
       const auto add = [&](value_id v) {
         if (!p.values()[v].held && places[v] == none) places[v] = count++;
       };
@@ -116,7 +116,7 @@ class exact_order_search {
       for (auto o : operations)
         for (auto v : p.operations()[o].inputs) add(v);
     }
-    set set_of(value_id v) const { return places[v] < most ? bit(places[v]) : 0; }
+    set set_of(value_id v) const { return places[v] < max_size ? bit(places[v]) : 0; }
 
     std::vector<operation_id> operations;
     std::vector<index_t> places;  // per value; `none`: held, or never used
@@ -145,87 +145,90 @@ class exact_order_search {
       else
         return a + b;
     }
-    std::array<std::array<T, 256>, most / 8> sums_{};
+    std::array<std::array<T, 256>, max_size / 8> sums_{};
   };
-  /// An operation. `once` is its bit if it is once-only, otherwise 0. `room` is its workspace and its unused outputs, bytes.
-  struct run {
+  /// An operation. `once` is its bit if it is once-only, otherwise 0. `extra_bytes` is its workspace and its unused outputs,
+  /// bytes.
+  struct packed_operation {
     operation_id operation;
     set inputs, outputs, once;
     double seconds;
-    bytes_t room;
+    bytes_t extra_bytes;
   };
   /// The values that must be on the device, and the once-only operations that run after this point.
-  struct state {
+  struct search_state {
     set wanted, ran;
-    friend bool operator==(const state&, const state&) = default;
+    friend bool operator==(const search_state&, const search_state&) = default;
   };
   struct hash {
-    std::size_t operator()(const state& s) const {
+    std::size_t operator()(const search_state& s) const {
       const auto x = (s.wanted ^ (s.ran * 0x9e3779b97f4a7c15U)) * 0xbf58476d1ce4e5b9U;
       return static_cast<std::size_t>(x ^ (x >> 31));
     }
   };
   struct node {
-    state at;
+    search_state state;
     double seconds;     // from here to the end, s
     index_t next, run;  // the next node of the path, and the operation between the two
     bool closed = false;
   };
   struct entry {
-    double value, left;
+    double estimate, remaining;
     index_t node;
     friend bool operator>(const entry& a, const entry& b) {
-      if (a.value != b.value) return a.value > b.value;
-      return a.left != b.left ? a.left > b.left : a.node < b.node;
+      if (a.estimate != b.estimate) return a.estimate > b.estimate;
+      return a.remaining != b.remaining ? a.remaining > b.remaining : a.node < b.node;
     }
   };
 
   answer search(double below, std::size_t sets, double weight, const std::function<bool()>& stop) {
-    if (begin_ > room_) return {std::nullopt, true, never};
+    if (source_bytes_ > budget_) return {std::nullopt, true, never};
     std::vector<node> nodes;
-    std::unordered_map<state, index_t, hash> known;
+    std::unordered_map<search_state, index_t, hash> node_of;
     std::priority_queue<entry, std::vector<entry>, std::greater<>> open;
-    const auto reach = [&](const state& s, double seconds, index_t next, index_t by) {
-      const double left = seconds_(needs_(s.wanted));
-      if (!(seconds + left < below)) return;
-      const auto [place, added] = known.try_emplace(s, static_cast<index_t>(nodes.size()));
+    const auto reach = [&](const search_state& s, double seconds, index_t next, index_t run) {
+      const double remaining = seconds_(needs_(s.wanted));
+      if (!(seconds + remaining < below)) return;
+      const auto [place, added] = node_of.try_emplace(s, static_cast<index_t>(nodes.size()));
       if (added)
-        nodes.push_back({s, seconds, next, by});
+        nodes.push_back({s, seconds, next, run});
       else if (auto& n = nodes[place->second]; n.closed || n.seconds <= seconds)
         return;
       else
-        n = {s, seconds, next, by};
-      open.push({seconds + weight * left, left, place->second});
+        n = {s, seconds, next, run};
+      open.push({seconds + weight * remaining, remaining, place->second});
     };
     const auto proven = [&](double seconds) {  // rounding: a path has at most as many terms as there are nodes
-      const auto terms = static_cast<double>(nodes.size() + 2 * most);
+      const auto terms = static_cast<double>(nodes.size() + 2 * max_size);
       return weight > 1 ? 0 : seconds * (1 - terms * std::numeric_limits<double>::epsilon());
     };
     reach({targets_, 0}, 0, none, none);
-    for (std::size_t looked = 1; !open.empty(); ++looked) {
-      const auto [value, left, at] = open.top();
+    for (std::size_t expanded = 1; !open.empty(); ++expanded) {
+      const auto [estimate, remaining, current] = open.top();
       open.pop();
-      if (std::exchange(nodes[at].closed, true)) continue;
-      const auto n = nodes[at];
-      if ((n.at.wanted & ~sources_) == 0) {
-        answer found{std::vector<operation_id>(), true, proven(value)};
-        for (auto i = at; nodes[i].run != none; i = nodes[i].next) found.order->push_back(runs_[nodes[i].run].operation);
+      if (std::exchange(nodes[current].closed, true)) continue;
+      const auto n = nodes[current];
+      if ((n.state.wanted & ~sources_) == 0) {
+        answer found{std::vector<operation_id>(), true, proven(estimate)};
+        for (auto i = current; nodes[i].run != none; i = nodes[i].next) found.order->push_back(runs_[nodes[i].run].operation);
         return found;
       }
-      if (nodes.size() > sets || (looked % 256 == 0 && stop && stop())) return {std::nullopt, false, proven(value)};
-      const auto live = bytes_(n.at.wanted);
+      if (nodes.size() > sets || (expanded % 256 == 0 && stop && stop())) return {std::nullopt, false, proven(estimate)};
+      const auto live = bytes_(n.state.wanted);
       for (std::size_t i = 0; i < runs_.size(); ++i) {
         const auto& r = runs_[i];
-        if ((r.outputs & n.at.wanted) == 0 || live + bytes_((r.inputs | r.outputs) & ~n.at.wanted) + r.room > room_) continue;
-        const state before{(n.at.wanted & ~r.outputs) | r.inputs, n.at.ran | r.once};
-        if ((needs_(before.wanted) & before.ran) == 0) reach(before, n.seconds + r.seconds, at, static_cast<index_t>(i));
+        if ((r.outputs & n.state.wanted) == 0 ||
+            live + bytes_((r.inputs | r.outputs) & ~n.state.wanted) + r.extra_bytes > budget_)
+          continue;
+        const search_state before{(n.state.wanted & ~r.outputs) | r.inputs, n.state.ran | r.once};
+        if ((needs_(before.wanted) & before.ran) == 0) reach(before, n.seconds + r.seconds, current, static_cast<index_t>(i));
       }
     }
     return {std::nullopt, true, below < never ? proven(below) : never};
   }
 
-  bytes_t room_, begin_;  // without held values: the budget, and the bytes of the sources
-  std::vector<run> runs_;
+  bytes_t budget_, source_bytes_;  // without held values: the budget, and the bytes of the sources
+  std::vector<packed_operation> runs_;
   set sources_ = 0, targets_ = 0;
   table<bytes_t> bytes_;   // of values
   table<set> needs_;       // operations that values depend on

@@ -58,59 +58,61 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
                          const local_search_options& o = {}, double bound = 0) {
   o.validate();
   const auto never = std::numeric_limits<double>::infinity();
-  const auto stop = m.stop();
+  const auto stop = m.stop_check();
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
-  destroy_repair n(p, best.budget(), random());
-  std::vector<operation_id> faster;  // faster than the best, not offered yet
+  destroy_repair candidate(p, best.budget(), random());
+  std::vector<operation_id> improvement;  // faster than the best, not offered yet
   const auto offer = [&] {
-    if (!faster.empty() && best.offer(faster)) best.report(m, "improvement", bound);
-    faster.clear();
+    if (!improvement.empty() && best.offer(improvement)) best.report(m, "improvement", bound);
+    improvement.clear();
   };
-  n.load(order);
-  n.repair(0, never, stop);
+  candidate.load(order);
+  candidate.repair(0, never, stop);
   auto current = order;
-  auto least = n.peak();
-  for (std::size_t idle = 0; !best.found() && !n.fits() && idle < o.patience && !stop(); ++idle) {  // first make an order fit
-    n.load(idle % 2 == 0 ? order : current);
-    for (auto shifts = random() % 8; shifts > 0; --shifts) n.shift();
-    n.destroy();
-    n.repair(static_cast<double>(random() % 1024) / 128, never, stop);
-    if (n.peak() < least) idle = 0;
-    if (n.peak() <= least) current = n.order(), least = n.peak();
+  auto least_peak = candidate.peak();
+  for (std::size_t idle = 0; !best.found() && !candidate.fits() && idle < o.patience && !stop();
+       ++idle) {  // first make an order fit
+    candidate.load(idle % 2 == 0 ? order : current);
+    for (auto shifts = random() % 8; shifts > 0; --shifts) candidate.shift();
+    candidate.destroy();
+    candidate.repair(static_cast<double>(random() % 1024) / 128, never, stop);
+    if (candidate.peak() < least_peak) idle = 0;
+    if (candidate.peak() <= least_peak) current = candidate.order(), least_peak = candidate.peak();
   }
-  if (n.fits()) {
-    n.retain(false, stop);
-    faster = n.order();
+  if (candidate.fits()) {
+    candidate.retain(false, stop);
+    improvement = candidate.order();
     offer();
   }
   if (!best.found()) return;
-  n.load(best.order());
-  double seconds = n.seconds(), lowest = seconds;  // of the current order, and of the fastest one seen
+  candidate.load(best.order());
+  double current_seconds = candidate.seconds(),
+         best_seconds = current_seconds;  // of the current order, and of the fastest one seen
   // The search continues from orders slower than the best by up to this fraction.
   const double slack = 0.003 * std::min(1.0, 400.0 / static_cast<double>(order.size() + 1));
   for (std::size_t idle = 0, rounds = 1; idle < o.patience && !done() && !stop(); ++idle, ++rounds) {
     if (random() % 2000 == 0) {
       offer();
-      n.load(best.order());
-      seconds = n.seconds();
+      candidate.load(best.order());
+      current_seconds = candidate.seconds();
     }
-    for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
-    n.destroy();
+    for (auto shifts = random() % 3; shifts > 0; --shifts) candidate.shift();
+    candidate.destroy();
     const double spread = static_cast<double>(random() % 1024) / 1024;
-    const double limit = std::max(seconds, lowest * (1 + slack * static_cast<double>(random() % 1024) / 1024));
-    if (!n.repair(spread, limit + (seconds - n.seconds()), stop)) {
-      n.roll_back();
+    const double limit = std::max(current_seconds, best_seconds * (1 + slack * static_cast<double>(random() % 1024) / 1024));
+    if (!candidate.repair(spread, limit + (current_seconds - candidate.seconds()), stop)) {
+      candidate.roll_back();
       continue;
     }
-    n.retain(false, stop);
-    if (n.seconds() > limit) {
-      n.roll_back();
+    candidate.retain(false, stop);
+    if (candidate.seconds() > limit) {
+      candidate.roll_back();
       continue;
     }
-    n.commit();
-    seconds = n.seconds();
-    if (seconds < lowest * (1 - 1e-12)) lowest = seconds, faster = n.order(), idle = 0;
+    candidate.commit();
+    current_seconds = candidate.seconds();
+    if (current_seconds < best_seconds * (1 - 1e-12)) best_seconds = current_seconds, improvement = candidate.order(), idle = 0;
     if (rounds % (1 + order.size() / 200) == 0) offer();
   }
   offer();

@@ -20,21 +20,21 @@ namespace remat::order {
 ///
 /// So O(log(operations)) sets of crossing values are on the device at a time, and an operation runs O(log(operations)) times.
 /// The method takes graphs of any shape. It is good if few values cross most positions of the forward.
-/// @param p      the problem
-/// @param needed `needed_operations(p)`
-/// @param turn   position in `needed` of the first operation of the backward
-/// @param leaf   operations that are kept whole, >= 1
-/// @param limit  gives up after that many computations
-/// @param stop   polled now and then; true gives up
+/// @param p              the problem
+/// @param needed         `needed_operations(p)`
+/// @param backward_start position in `needed` of the first operation of the backward
+/// @param leaf           operations that are kept whole, >= 1
+/// @param limit          gives up after that many computations
+/// @param stop           polled now and then; true gives up
 /// @return the order, or nothing if it gave up or a once-only operation would have to run again
 /// Complexity: O(operations log(operations / leaf)) computations and their edges.
 ///
 /// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016), section 4.4.
 inline std::optional<std::vector<operation_id>> recursive_checkpoints(const problem& p, const std::vector<operation_id>& needed,
-                                                                      std::size_t turn, std::size_t leaf, std::size_t limit,
-                                                                      const std::function<bool()>& stop = {}) {
+                                                                      std::size_t backward_start, std::size_t leaf,
+                                                                      std::size_t limit, const std::function<bool()>& stop = {}) {
   const auto& ops = p.operations();
-  const operation_id end = turn < needed.size() ? needed[turn] : operation_id(ops.size());
+  const operation_id end = backward_start < needed.size() ? needed[backward_start] : operation_id(ops.size());
   const auto read_within = [&](value_id v, operation_id first, operation_id last) {
     const auto readers = p.consumers(v);
     const auto at = std::lower_bound(readers.begin(), readers.end(), first);
@@ -48,7 +48,7 @@ inline std::optional<std::vector<operation_id>> recursive_checkpoints(const prob
     for (std::size_t k = 0; k < whole; ++k) {
       if (k >= middle) middle += std::max<std::size_t>(1, (whole - middle) / 2);
       for (auto v : ops[run[k]].outputs)
-        if (!read_within(v, run[std::min(middle, run.size() - 1)], run.back())) builder.forget(v);
+        if (!read_within(v, run[std::min(middle, run.size() - 1)], run.back())) builder.drop(v);
     }
   };
   std::vector<operation_id> forward_run;
@@ -56,9 +56,9 @@ inline std::optional<std::vector<operation_id>> recursive_checkpoints(const prob
     if (builder.order().size() > limit || (k % 64 == 0 && stop && stop())) return std::nullopt;
     const auto from = builder.order().size();
     if (!builder.run(needed[k])) return std::nullopt;
-    if (k + 1 < turn) continue;
+    if (k + 1 < backward_start) continue;
     forward_run.clear();
-    for (auto i = k + 1 == turn ? 0 : from; i < builder.order().size(); ++i)
+    for (auto i = k + 1 == backward_start ? 0 : from; i < builder.order().size(); ++i)
       if (builder.order()[i] < end) forward_run.push_back(builder.order()[i]);
     if (!forward_run.empty()) keep_middles(forward_run);
   }

@@ -20,10 +20,10 @@ namespace remat::order {
 /// Complexity: O(values + edges executed), and a few passes over the recomputations.
 inline std::vector<operation_id> retain_more(const problem& p, const std::vector<operation_id>& order, bytes_t budget,
                                              const std::function<bool()>& stop = {}) {
-  destroy_repair n(p, budget, 0);
-  n.load(order);
-  n.retain(true, stop);
-  return n.order();
+  destroy_repair candidate(p, budget, 0);
+  candidate.load(order);
+  candidate.retain(true, stop);
+  return candidate.order();
 }
 
 }  // namespace remat::order

@@ -27,7 +27,7 @@ class slot_memory {
     added_.assign(bytes_.size() / block, 0);
     max_.assign(added_.size(), 0);
     ranked_.resize(added_.size());
-    settle(0, bytes_.size());
+    update_maxima(0, bytes_.size());
   }
 
   bytes_t at(slot k) const { return bytes_[k] + added_[k / block]; }
@@ -38,9 +38,9 @@ class slot_memory {
     return highest;
   }
   /// True if no slot in the block that begins at slot k has a step.
-  bool is_bare(slot k) const { return max_of(k / block) < -empty / 2; }
+  bool is_empty_block(slot k) const { return max_of(k / block) < -empty / 2; }
   /// Finds the slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks with such slots).
-  void find_over(bytes_t budget, std::vector<slot>& list) const {
+  void find_above(bytes_t budget, std::vector<slot>& list) const {
     list.clear();
     for (std::size_t b = 0; b < max_.size(); ++b)
       if (max_of(b) > budget)
@@ -61,7 +61,7 @@ class slot_memory {
   /// How much `bytes` more in [from, to) would raise the excess over `budget`, summed over steps. Ends soon after the sum
   /// exceeds `limit`.
   /// @param from first slot; on return the end of the slots that are summed
-  double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double limit) const {
+  double added_excess(bytes_t bytes, slot& from, slot to, bytes_t budget, double limit) const {
     double sum = 0;
     while (from < to && sum < limit) {
       const auto b = from / block;
@@ -89,15 +89,15 @@ class slot_memory {
         k = stop;
       } else {
         for (; k < stop; ++k) bytes_[k] += bytes;
-        find_most(b);
+        update_max(b);
       }
     }
   }
-  /// Sets the bytes of a slot. The maxima are wrong until a call of `settle`.
+  /// Sets the bytes of a slot. The maxima are wrong until a call of `update_maxima`.
   void set(slot k, bytes_t bytes) { bytes_[k] = bytes - added_[k / block]; }
   /// Computes the maxima of the blocks of [from, to).
-  void settle(slot from, slot to) {
-    for (auto b = from / block; b * block < to; ++b) find_most(b);
+  void update_maxima(slot from, slot to) {
+    for (auto b = from / block; b * block < to; ++b) update_max(b);
   }
 
  private:
@@ -106,7 +106,7 @@ class slot_memory {
   };
 
   bytes_t max_of(std::size_t b) const { return max_[b] + added_[b]; }
-  void find_most(std::size_t b) {
+  void update_max(std::size_t b) {
     max_[b] = *std::max_element(bytes_.begin() + static_cast<std::ptrdiff_t>(b * block),
                                 bytes_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
     ranked_[b].clear();

@@ -41,15 +41,16 @@ class report_page {
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>remat: " +
         escaped(title) + "</title>\n<style>" + std::string(report_style) + "</style>\n</head>\n<body>\n<header>\n";
-    tag("h1", title);
-    summary();
+    write_element("h1", title);
+    write_summary();
     out_ += "</header>\n<main>\n";
-    curve();
-    memory();
-    by_module();
-    largest();
+    write_curve();
+    write_memory();
+    write_modules();
+    write_largest_values();
     out_ += "</main>\n<footer>";
-    tag("p", count(p_.operations().size(), "operation") + ", " + count(p_.values().size(), "value") + ", " +
+    write_element(
+        "p", count(p_.operations().size(), "operation") + ", " + count(p_.values().size(), "value") + ", " +
                  count(s_.steps.size(), "step") + " in the plan" + (r_.plan.solver.empty() ? "" : "; solver " + r_.plan.solver) +
                  ". Times are those of the problem's cost model. Memory and times are computed by executing the plan on paper.");
     return std::move(out_) + "</footer>\n</body>\n</html>\n";
@@ -61,37 +62,39 @@ class report_page {
   static std::string count(std::size_t n, const std::string& noun) {
     return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
   }
-  void tag(const std::string& name, const std::string& text) { out_ += "<" + name + ">" + escaped(text) + "</" + name + ">\n"; }
-  std::string extra(double seconds) const {
+  void write_element(const std::string& name, const std::string& text) {
+    out_ += "<" + name + ">" + escaped(text) + "</" + name + ">\n";
+  }
+  std::string extra_time(double seconds) const {
     if (r_.store_all.seconds <= 0) return "no extra time";
     const auto more = std::clamp(seconds / r_.store_all.seconds - 1, 0.0, 1e300);
     return more < 5e-5 ? "no extra time" : printed("%.3g %% extra time", 100 * more);
   }
-  void fact(const std::string& name, const std::string& number, const std::string& more) {
+  void write_fact(const std::string& name, const std::string& number, const std::string& more) {
     out_ += "<div><dt>" + escaped(name) + "</dt><dd>" + escaped(number) + "<small>" + escaped(more) + "</small></dd></div>\n";
   }
-  bytes_t copied() const {
+  bytes_t copied_bytes() const {
     bytes_t bytes = 0;
     for (const auto& given : s_.steps)
       if (const auto x = with_tiers(p_, given); x.what == action::copy) bytes += p_.values()[x.value()].bytes;
     return bytes;
   }
 
-  void summary() {
+  void write_summary() {
     const auto& plan = r_.plan;
     const bool fits = plan.peak <= plan.budget;
-    tag("p", "This plan runs the step in " + format_bytes(plan.peak) + " with " + extra(plan.seconds) +
-                 ". Without a budget the step needs " + format_bytes(r_.store_all.peak) + " and takes " +
-                 format_seconds(r_.store_all.seconds) + "." +
-                 (fits ? "" : " The plan does not fit its budget of " + format_bytes(plan.budget) + "."));
+    write_element("p", "This plan runs the step in " + format_bytes(plan.peak) + " with " + extra_time(plan.seconds) +
+                           ". Without a budget the step needs " + format_bytes(r_.store_all.peak) + " and takes " +
+                           format_seconds(r_.store_all.seconds) + "." +
+                           (fits ? "" : " The plan does not fit its budget of " + format_bytes(plan.budget) + "."));
     out_ += "<dl>\n";
-    fact("Peak memory", format_bytes(plan.peak), "budget " + format_bytes(plan.budget));
-    fact("Time of the step", format_seconds(plan.seconds), extra(plan.seconds));
-    fact("Recomputed", std::to_string(plan.recomputed), "of " + count(p_.operations().size(), "operation"));
-    if (copied() > 0) fact("Moved", format_bytes(copied()), "to other memory and back");
+    write_fact("Peak memory", format_bytes(plan.peak), "budget " + format_bytes(plan.budget));
+    write_fact("Time of the step", format_seconds(plan.seconds), extra_time(plan.seconds));
+    write_fact("Recomputed", std::to_string(plan.recomputed), "of " + count(p_.operations().size(), "operation"));
+    if (copied_bytes() > 0) write_fact("Moved", format_bytes(copied_bytes()), "to other memory and back");
     const double bound = std::min(best_bound(), plan.seconds);
-    fact("Proven gap", plan.seconds > 0 ? printed("%.2g %%", 100 * (1 - bound / plan.seconds)) : "0 %",
-         "no plan within this budget takes less than " + format_seconds(bound));
+    write_fact("Proven gap", plan.seconds > 0 ? printed("%.2g %%", 100 * (1 - bound / plan.seconds)) : "0 %",
+               "no plan within this budget takes less than " + format_seconds(bound));
     out_ += "</dl>\n";
   }
   /// The largest bound on the time that the plan or the curve proves for the budget of the plan, s.
@@ -102,44 +105,45 @@ class report_page {
     return bound;
   }
 
-  void curve() {
-    tag("h2", "Time against budget");
-    tag("p", offer());
+  void write_curve() {
+    write_element("h2", "Time against budget");
+    write_element("p", gain_of_more_memory());
     auto points = r_.curve;
     points.push_back(r_.plan);
     const curve_style style{.title = {}, .base = r_.store_all.seconds, .mark = std::pair{r_.plan.peak, r_.plan.seconds}};
-    picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{"plans found", points}}, style));
+    write_picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{"plans found", points}}, style));
     out_ +=
         "<details><summary>The same as a table</summary>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Budget</th>"
         "<th>Peak</th><th>Time</th><th>Extra</th><th>Proven at least</th></tr>\n";
     for (const auto& x : r_.curve)
-      row({format_bytes(x.budget), x.found() ? format_bytes(x.peak) : "no plan", x.found() ? format_seconds(x.seconds) : "",
-           x.found() ? extra(x.seconds) : "", format_seconds(x.bound)});
+      write_row({format_bytes(x.budget), x.found() ? format_bytes(x.peak) : "no plan", x.found() ? format_seconds(x.seconds) : "",
+                 x.found() ? extra_time(x.seconds) : "", format_seconds(x.bound)});
     out_ += "</table></div></details>\n";
   }
-  std::string offer() const {
+  std::string gain_of_more_memory() const {
     if (!r_.more) return "More memory would not make this step faster: the plan takes no extra time.";
     const auto more = format_bytes(r_.more_bytes);
     const double saved = r_.plan.seconds - r_.more->seconds;
     if (!r_.more->found() || saved <= 1e-4 * r_.plan.seconds)
       return more + " more memory would not make this step noticeably faster.";
-    return more + " more memory would save " + format_seconds(saved) + " per step: " + extra(r_.more->seconds) + " instead of " +
-           printed("%.3g %%", 100 * (r_.plan.seconds / r_.store_all.seconds - 1)) + ".";
+    return more + " more memory would save " + format_seconds(saved) + " per step: " + extra_time(r_.more->seconds) +
+           " instead of " + printed("%.3g %%", 100 * (r_.plan.seconds / r_.store_all.seconds - 1)) + ".";
   }
-  void picture(const std::string& id, const std::string& label, const std::string& svg) {
+  void write_picture(const std::string& id, const std::string& label, const std::string& svg) {
     out_ += "<figure><div class=\"wide\" id=\"" + id + "\" tabindex=\"0\" role=\"img\" aria-label=\"" + label + "\">\n" + svg +
             "</div></figure>\n";
   }
   /// Writes a row of cells. The text of the first cell may break.
-  void row(const std::vector<std::string>& cells) {
+  void write_row(const std::vector<std::string>& cells) {
     out_ += "<tr>";
     for (const auto& cell : cells) out_ += (&cell == cells.data() ? "<td class=\"name\">" : "<td>") + escaped(cell) + "</td>";
     out_ += "</tr>\n";
   }
 
-  void memory() {
-    tag("h2", "Memory over time");
-    tag("p",
+  void write_memory() {
+    write_element("h2", "Memory over time");
+    write_element(
+        "p",
         "Orange parts recompute values. Below, each lane shows when a device computes and when a link copies. Point at the "
         "picture, or focus it and press the arrow keys, to see what runs.");
     auto [timeline, lanes, tiers] = trace(p_, s_);
@@ -149,20 +153,20 @@ class report_page {
     const auto span =
         std::max(with_duration(timeline).seconds,
                  style.overlays.empty() || style.overlays[0].points.empty() ? 0 : style.overlays[0].points.back().first);
-    picture("memory", "Memory of the device over the time of one step", timeline_svg(timeline, style));
+    write_picture("memory", "Memory of the device over the time of one step", timeline_svg(timeline, style));
     out_ += "<output id=\"readout\"></output>\n";
-    pieces(timeline, span);
+    write_pieces(timeline, span);
     out_ += "<script>" + std::string(report_script) + "</script>\n";
   }
   /// Writes the pieces of the timeline as data for the script. A long timeline is reduced to at most 2000 groups, each shown
   /// by its piece with the most memory.
-  void pieces(const memory_timeline& given, double span) {
+  void write_pieces(const memory_timeline& given, double span) {
     constexpr std::size_t max_groups = 2000;
     const auto timeline = with_duration(given);
     json all = json::array(), times = json::array();
-    const auto at_once = timeline.pieces.size() / max_groups + 1;
-    for (std::size_t first = 0; first < timeline.pieces.size(); first += at_once) {
-      const auto last = std::min(first + at_once, timeline.pieces.size());
+    const auto group_size = timeline.pieces.size() / max_groups + 1;
+    for (std::size_t first = 0; first < timeline.pieces.size(); first += group_size) {
+      const auto last = std::min(first + group_size, timeline.pieces.size());
       const auto& x = *std::max_element(timeline.pieces.begin() + static_cast<std::ptrdiff_t>(first),
                                         timeline.pieces.begin() + static_cast<std::ptrdiff_t>(last),
                                         [](const auto& one, const auto& other) { return one.bytes < other.bytes; });
@@ -193,9 +197,15 @@ class report_page {
     bytes_t of(fate f) const { return bytes[static_cast<std::size_t>(f)]; }
     bytes_t total() const { return of(fate::kept) + of(fate::recomputed) + of(fate::moved); }
   };
-  void by_module() {
-    const bool named = std::any_of(modules_.begin(), modules_.end(), [](const auto& m) { return !m.empty(); });
-    std::map<std::pair<std::string, std::string>, share> shares;  // by module (or operator) and source line
+  using share_row = std::pair<std::pair<std::string, std::string>, share>;  // module (or operator) and source line; share
+
+  bool names_modules() const {
+    return std::any_of(modules_.begin(), modules_.end(), [](const auto& m) { return !m.empty(); });
+  }
+  /// The shares of all modules (or operators) and source lines.
+  std::vector<share_row> shares() const {
+    const bool named = names_modules();
+    std::map<std::pair<std::string, std::string>, share> shares;
     const auto share_of = [&](operation_id o) -> share& {
       const auto& op = p_.operations()[o];
       const auto name = !named ? (op.kind.empty() ? op.name : op.kind) : modules_[o].empty() ? "(whole model)" : modules_[o];
@@ -210,34 +220,41 @@ class report_page {
     for (const auto& x : s_.steps)
       if (x.what == action::compute && !run.insert(x.which).second)
         share_of(x.operation()).seconds += p_.operations()[x.which].seconds;
-
-    std::vector<std::pair<std::pair<std::string, std::string>, share>> rows(shares.begin(), shares.end());
+    return {shares.begin(), shares.end()};
+  }
+  /// Writes the table of shares: the largest ones in the order of the forward, then the others.
+  void write_modules() {
+    auto rows = shares();
     bytes_t largest_share = 1;
     bool sources = false;
-    for (const auto& [place, x] : rows)
-      largest_share = std::max(largest_share, x.total()), sources = sources || !place.second.empty();
+    for (const auto& [names, x] : rows)
+      largest_share = std::max(largest_share, x.total()), sources = sources || !names.second.empty();
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.total() > b.second.total(); });
     std::sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), rows_shown)),
               [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
-
-    tag("h2", named ? "Kept, recomputed and moved, by module" : "Kept, recomputed and moved, by operator");
-    tag("p", "Values that the forward makes and the backward reads, in the order of the forward." +
-                 (named ? std::string() : " The problem names no modules."));
+    write_module_header(sources);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (i == rows_shown)
+        out_ += "</table></div>\n<details><summary>" + count(rows.size() - i, "smaller row") +
+                "</summary><div class=\"wide\" tabindex=\"0\"><table>\n";
+      write_module_row(rows[i].first.first, sources ? &rows[i].first.second : nullptr, rows[i].second, largest_share);
+    }
+    out_ += rows.size() > rows_shown ? "</table></div></details>\n" : "</table></div>\n";
+  }
+  /// @param sources true: the table has a column for sources
+  void write_module_header(bool sources) {
+    const bool named = names_modules();
+    write_element("h2", named ? "Kept, recomputed and moved, by module" : "Kept, recomputed and moved, by operator");
+    write_element("p", "Values that the forward makes and the backward reads, in the order of the forward." +
+                           (named ? std::string() : " The problem names no modules."));
     out_ +=
         "<p class=\"note\"><span class=\"key kept\"></span>kept<span class=\"key recomputed\"></span>recomputed"
         "<span class=\"key moved\"></span>moved</p>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>" +
         std::string(named ? "Module" : "Operator") + "</th>" + (sources ? "<th class=\"text\">Source</th>" : "") +
         "<th></th><th>Kept</th><th>Recomputed</th><th>Moved</th><th>Extra time</th></tr>\n";
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i == rows_shown)
-        out_ += "</table></div>\n<details><summary>" + count(rows.size() - i, "smaller row") +
-                "</summary><div class=\"wide\" tabindex=\"0\"><table>\n";
-      module_row(rows[i].first.first, sources ? &rows[i].first.second : nullptr, rows[i].second, largest_share);
-    }
-    out_ += rows.size() > rows_shown ? "</table></div></details>\n" : "</table></div>\n";
   }
   /// @param source null if the table has no column for sources
-  void module_row(const std::string& name, const std::string* source, const share& x, bytes_t largest_share) {
+  void write_module_row(const std::string& name, const std::string* source, const share& x, bytes_t largest_share) {
     out_ += "<tr><td class=\"name\">" + escaped(name) + "</td>";
     if (source != nullptr) out_ += "<td class=\"name text\">" + escaped(*source) + "</td>";
     out_ += "<td><div class=\"bar\" aria-hidden=\"true\">";
@@ -251,7 +268,7 @@ class report_page {
     out_ += "<td>" + (x.seconds > 0 ? format_seconds(x.seconds) : "") + "</td></tr>\n";
   }
 
-  void largest() {
+  void write_largest_values() {
     std::vector<value_id> values(p_.values().size());
     std::iota(values.begin(), values.end(), value_id{0});
     const auto shown = std::min<std::size_t>(20, values.size());
@@ -260,7 +277,7 @@ class report_page {
                         const auto &x = p_.values()[a], &y = p_.values()[b];
                         return x.bytes != y.bytes ? x.bytes > y.bytes : a < b;
                       });
-    tag("h2", "Largest tensors");
+    write_element("h2", "Largest tensors");
     out_ +=
         "<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Tensor</th><th>Size</th><th class=\"text\">What happens</th>"
         "<th class=\"text\">Made by</th></tr>\n";

@@ -66,8 +66,8 @@ plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {
   if (r.plan.seconds <= r.store_all.seconds * (1 + 1e-9)) return r;
   r.more_bytes = report_step(p, r.store_all);
   share.seconds = l.seconds / 4;
-  r.more =
-      solve(p, std::max(usable(r.plan.budget), r.plan.peak) + r.more_bytes, s, start_from(r.plan.schedule), share, observers...);
+  r.more = solve(p, std::max(clamp_budget(r.plan.budget), r.plan.peak) + r.more_bytes, s, start_from(r.plan.schedule), share,
+                 observers...);
   // The curve may know a faster plan that fits.
   for (const auto& other : r.curve) detail::adopt(*r.more, other, l.gap);
   return r;

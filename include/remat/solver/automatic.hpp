@@ -97,12 +97,13 @@ class automatic {
   /// @throws any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.copies() || !p.plain()) {
-      const options alone{options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
-      offmate<automatic> together(automatic(alone, backend_), {.idle = 16, .start = options_.start});
+      const options without_start{
+          options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
+      offmate<automatic> with_copies(automatic(without_start, backend_), {.idle = 16, .start = options_.start});
       if constexpr (with_milp)
-        return automatic_milp<B>::prove_copies(std::move(together), backend_, options_.moment_operations, p, budget, m);
+        return automatic_milp<B>::prove_copies(std::move(with_copies), backend_, options_.moment_operations, p, budget, m);
       else
-        return together.solve(p, budget, m);
+        return with_copies.solve(p, budget, m);
     }
     search state(p, budget, m);
     if (state.best.offer(state.needed)) return state.answer();
@@ -110,17 +111,17 @@ class automatic {
       result known;
       known.status = status::feasible;
       known.schedule = *options_.start;
-      state.take(known);
+      state.record(known);
     }
     state.remember(state.within(never, [&](monitor& first) { return offer_cheap_orders(p, state.best, first); }));
-    state.take(result{});
+    state.record(result{});
     const auto cuts = state.run(min_cut({.repairs = 10'000, .effort = 0, .start = options_.start}), never);
-    state.take(cuts);
-    if (decide(state)) return state.answer();
+    state.record(cuts);
+    if (search_exactly(state)) return state.answer();
     const auto start = cuts.found() ? compute_order(cuts.schedule) : state.best.found() ? state.best.order() : state.needed;
     search_around(state, start, patience(p));
     if (state.needed.size() > options_.small_operations)
-      state.take(state.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
+      state.record(state.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
     if (state.done()) return state.answer();
     if constexpr (with_milp) {
       if (state.needed.size() <= options_.moment_operations) {
@@ -128,10 +129,10 @@ class automatic {
         if (m.limits().threads > 1) proof = try_async([&] { return prove(state, never); });
         if (proof.valid()) {
           improve(state, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
-          state.take(proof.get());
+          state.record(proof.get());
         } else {
           for (int i = 0; i < 3; ++i) improve_once(state, start, false);
-          state.take(prove(state, state.remaining() / 2));
+          state.record(prove(state, state.remaining() / 2));
         }
       }
     }
@@ -145,7 +146,7 @@ class automatic {
   class search {
    public:
     search(const problem& problem, bytes_t bytes, monitor& m)
-        : p(problem), budget(bytes), best(p, budget), whole_(m), all_(m, 1) {}
+        : p(problem), budget(bytes), best(p, budget), outer_(m), monitor_(m, 1) {}
 
     const problem& p;
     const bytes_t budget;
@@ -154,12 +155,12 @@ class automatic {
     std::uint64_t stream = 0;  ///< random stream of the next local search
 
     /// True if the search has to end: it was stopped, or the problem is infeasible.
-    bool done() const { return all_.stopped() || answer_.status == status::infeasible; }
+    bool done() const { return monitor_.stopped() || answer_.status == status::infeasible; }
     /// Calls `work` with a monitor for at most `seconds` of the time that is left.
     template <class F>
     auto within(double seconds, F&& work) {
-      const double left = all_.remaining();
-      monitor part(all_, std::isfinite(left) && seconds < left ? seconds / left : 1,
+      const double left = monitor_.remaining();
+      monitor part(monitor_, std::isfinite(left) && seconds < left ? seconds / left : 1,
                    [this](const progress& x) { return on_progress(x, false); });
       return work(part);
     }
@@ -168,21 +169,21 @@ class automatic {
       if (done()) return {};
       return within(seconds, [&](monitor& m) { return s.solve(p, budget, m); });
     }
-    void take(const result& found) {
-      if (found.found()) best.offer(compute_order(found.schedule));
-      answer_.budget_bound = std::max(answer_.budget_bound, found.budget_bound);
-      if (!found.scope.empty()) answer_.scope = found.scope, answer_.scope_bound = found.scope_bound;
-      if (found.status == status::infeasible && !best.found()) answer_.status = status::infeasible;
-      on_progress({.stage = "automatic", .best = best.seconds(), .bound = found.bound}, true);
+    void record(const result& answer) {
+      if (answer.found()) best.offer(compute_order(answer.schedule));
+      answer_.budget_bound = std::max(answer_.budget_bound, answer.budget_bound);
+      if (!answer.scope.empty()) answer_.scope = answer.scope, answer_.scope_bound = answer.scope_bound;
+      if (answer.status == status::infeasible && !best.found()) answer_.status = status::infeasible;
+      on_progress({.stage = "automatic", .best = best.seconds(), .bound = answer.bound}, true);
     }
-    void take(const bound::time_bound& proven) {
+    void record(const bound::time_bound& proven) {
       result r;
       r.budget_bound = proven.budget;
       if (std::isfinite(proven.seconds))
         r.bound = proven.seconds;
       else
         r.status = status::infeasible;
-      take(r);
+      record(r);
     }
     /// Stores the peak of `order` as a budget for which a schedule is known.
     void remember(const std::vector<operation_id>& order) {
@@ -197,14 +198,14 @@ class automatic {
       suggestions_.push_back(std::move(order));
     }
     /// Removes and returns the last suggested order; nothing if there is none.
-    std::optional<std::vector<operation_id>> suggestion() {
+    std::optional<std::vector<operation_id>> next_suggestion() {
       const std::lock_guard guard(lock_);
       if (suggestions_.empty()) return std::nullopt;
       auto last = std::move(suggestions_.back());
       suggestions_.pop_back();
       return last;
     }
-    double remaining() const { return all_.remaining(); }
+    double remaining() const { return monitor_.remaining(); }
     double bound() const { return bound_; }
     double seconds() const { return seconds_; }
     result answer() {
@@ -214,18 +215,18 @@ class automatic {
     }
 
    private:
-    control on_progress(progress x, bool offered) {
+    control on_progress(progress x, bool from_best_order) {
       const std::lock_guard guard(lock_);
       bound_ = x.bound = std::max(x.bound, bound_.load());
-      if (offered) seconds_ = std::min(x.best, seconds_.load());
+      if (from_best_order) seconds_ = std::min(x.best, seconds_.load());
       if (seconds_ < x.best) x.best = seconds_, x.schedule = nullptr;
-      whole_.report(std::move(x));
-      if (seconds_ * (1 - whole_.limits().gap) <= bound_) all_.request_stop();
+      outer_.report(std::move(x));
+      if (seconds_ * (1 - outer_.limits().gap) <= bound_) monitor_.request_stop();
       return control::go_on;
     }
 
-    monitor& whole_;
-    monitor all_;
+    monitor& outer_;
+    monitor monitor_;
     std::mutex lock_;
     std::atomic<double> seconds_ = std::numeric_limits<double>::infinity(), bound_ = 0;
     std::vector<std::vector<operation_id>> suggestions_;
@@ -234,22 +235,23 @@ class automatic {
 
   /// Searches through all orders of a small problem: for any schedule if none is known yet, then for the fastest.
   /// @return true if the search ended: the best schedule is proven optimal, or the problem infeasible
-  static bool decide(search& state) {
+  static bool search_exactly(search& state) {
     constexpr std::size_t sets = 300'000;  // about half a second
-    if (state.done() || state.needed.size() > order::exact_order_search::most || !order::exact_order_search::takes(state.p))
+    if (state.done() || state.needed.size() > order::exact_order_search::max_size ||
+        !order::exact_order_search::supports(state.p))
       return false;
     order::exact_order_search all(state.p, state.budget);
     order::exact_order_search::answer known;
-    const auto take = [&] {
-      if (known.order && state.best.offer(*known.order)) state.take(result{});
-      state.take(bound::time_bound{known.bound, 0});
+    const auto record = [&] {
+      if (known.order && state.best.offer(*known.order)) state.record(result{});
+      state.record(bound::time_bound{known.bound, 0});
     };
     state.within(state.remaining() / 2, [&](monitor& m) {
-      const auto stop = m.stop();
-      if (!state.best.found()) known = all.any(sets, stop), take();
-      if (!state.done()) known = all.fastest(state.best.seconds(), sets, stop), take();
+      const auto stop = m.stop_check();
+      if (!state.best.found()) known = all.any(sets, stop), record();
+      if (!state.done()) known = all.fastest(state.best.seconds(), sets, stop), record();
     });
-    return known.ended;
+    return known.complete;
   }
   /// Improves the bound by MILPs over several moments. The orders in their solutions become suggestions.
   bound::time_bound prove(search& state, double seconds) const {
@@ -279,22 +281,22 @@ class automatic {
   /// instead if the last call found nothing (`was_faster` is false).
   /// @return true if it found a faster schedule
   bool improve_once(search& state, const std::vector<operation_id>& start, bool was_faster) const {
-    while (auto order = state.suggestion())
+    while (auto order = state.next_suggestion())
       search_around(state, std::move(*order), std::min<std::size_t>(patience(state.p), 300));
-    const bool again = was_faster || state.stream % 2 == 1 || state.p.operations().size() > options_.small_operations;
-    return search_around(state, again && state.best.found() ? state.best.order() : start, patience(state.p));
+    const bool from_best = was_faster || state.stream % 2 == 1 || state.p.operations().size() > options_.small_operations;
+    return search_around(state, from_best && state.best.found() ? state.best.order() : start, patience(state.p));
   }
   /// Searches around an order, which need not fit the budget, until `patience` rounds bring no improvement.
   /// @return true if it found the fastest schedule so far
   bool search_around(search& state, std::vector<operation_id> order, std::size_t patience) const {
     if (state.done()) return false;
-    incumbent other(state.p, state.budget);
+    incumbent local_best(state.p, state.budget);
     auto o = options_.search;
     o.patience = patience;
     o.stream = state.stream++;
-    state.within(never, [&](monitor& m) { order::local_search(state.p, std::move(order), other, m, o, state.bound()); });
-    if (!other.found() || !state.best.offer(other.order())) return false;
-    state.take(result{});
+    state.within(never, [&](monitor& m) { order::local_search(state.p, std::move(order), local_best, m, o, state.bound()); });
+    if (!local_best.found() || !state.best.offer(local_best.order())) return false;
+    state.record(result{});
     return true;
   }
 
@@ -303,7 +305,7 @@ class automatic {
       std::optional<schedule> start;
       if (state.best.found()) start = with_drops(state.p, state.best.order());
       try {
-        state.take(state.run(automatic_milp<B>::staged(backend_, std::move(start)), state.remaining() * 0.4));
+        state.record(state.run(automatic_milp<B>::staged(backend_, std::move(start)), state.remaining() * 0.4));
       } catch (const too_large&) {  // few operations, but too many values for the model: skip it
       }
     }

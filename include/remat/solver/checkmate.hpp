@@ -82,7 +82,7 @@ class checkmate {
 
   /// @throws bad_option if `rules` are out of range; too_large if the model would be too large; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    if (budget < bounds_without_search(p).budget) return impossible();
+    if (budget < bounds_without_search(p).budget) return infeasible_result();
     return forms(*this, p, budget).solve(budget, {}, 0, m);
   }
 
@@ -108,9 +108,9 @@ class checkmate {
     std::sort(order.begin(), order.end(), [&](auto a, auto b) { return budgets[a] > budgets[b]; });
     std::vector<result> results(budgets.size());
     if (order.empty()) return results;
-    descent down(*this, p, budgets[order.back()], m);
+    descent falling(*this, p, budgets[order.back()], m);
     for (std::size_t k = 0; k < order.size(); ++k)
-      results[order[k]] = down.next(budgets[order[k]], static_cast<double>(order.size() - k));
+      results[order[k]] = falling.next(budgets[order[k]], static_cast<double>(order.size() - k));
     for (std::size_t k = order.size() - 1; k-- > 0;) detail::adopt(results[order[k]], results[order[k + 1]], m.limits().gap);
     return results;
   }
@@ -127,16 +127,16 @@ class checkmate {
   /// Complexity: that of `solve` per schedule on the curve.
   std::vector<result> staircase(const problem& p, bytes_t lowest, bytes_t highest, monitor& m) const {
     std::vector<result> steps;
-    descent down(*this, p, std::min(lowest, highest), m);
+    descent falling(*this, p, std::min(lowest, highest), m);
     for (auto budget = highest; budget >= lowest && (steps.empty() || !m.stopped()); budget = steps.back().peak - 1) {
-      steps.push_back(down.next(budget, 1));
+      steps.push_back(falling.next(budget, 1));
       if (!steps.back().found()) break;
     }
     return steps;
   }
 
  private:
-  static result impossible() {
+  static result infeasible_result() {
     result r;
     r.status = status::infeasible;
     return r;
@@ -146,7 +146,7 @@ class checkmate {
   class forms {
    public:
     forms(const checkmate& method, const problem& p, bytes_t smallest)
-        : method_(method), p_(p), smallest_(smallest), least_(bounds_without_search(p)) {
+        : method_(method), p_(p), smallest_(smallest), bounds_(bounds_without_search(p)) {
       rules_ = method.options_.rules;
       if (rules_.order.empty() && method.options_.order_of_start && method.options_.start)
         rules_.order = staged::first_computations(p, *method.options_.start);
@@ -166,8 +166,8 @@ class checkmate {
       best.offer(needed_operations(p_));
       if (method_.options_.start) best.offer(compute_order(*method_.options_.start));
       if (hint) best.offer(*hint);
-      if (restricted_) search(budget, *restricted_, first_, least_.seconds, m, best, r);
-      search(budget, rules_, second_, std::max(floor, least_.seconds), m, best, r);
+      if (restricted_) search(budget, *restricted_, restricted_form_, bounds_.seconds, m, best, r);
+      search(budget, rules_, form_, std::max(floor, bounds_.seconds), m, best, r);
       if (std::isinf(r.scope_bound))
         r.reason = "proven: none of the " + r.scope + " fits";
       else if (r.reason.empty())
@@ -190,14 +190,14 @@ class checkmate {
       const auto report = [&](double objective, double bound) {
         const auto known = bound > 0 ? ", bound " + std::to_string(bound) + " s" : "";
         if (best.seconds() <= objective)
-          best.report(m, r.scope + known, least_.seconds);
+          best.report(m, r.scope + known, bounds_.seconds);
         else
-          m.report({.stage = r.scope + known, .best = objective, .bound = least_.seconds});
+          m.report({.stage = r.scope + known, .best = objective, .bound = bounds_.seconds});
         return m.stopped();
       };
       if (report(milp::infinity, floor)) return;
       if (!form) staged::require_size(method_.name(), p_);
-      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), m.stop());
+      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), m.stop_check());
       if (!form->complete()) return form.reset();
       form->set_budget(budget);
       auto o = milp::options_within(m);
@@ -210,18 +210,18 @@ class checkmate {
       if (m.stopped()) return;
       const auto s = milp::solve(method_.backend_, form->model(), o);
       r.scope_bound = std::max(floor, s.bound * form->unit());
-      const bool trouble = s.status == milp::status::failed || s.status == milp::status::unbounded;
-      r.reason = trouble ? "the backend failed" : "";
+      const bool backend_failed = s.status == milp::status::failed || s.status == milp::status::unbounded;
+      r.reason = backend_failed ? "the backend failed" : "";
       if (s.found()) best.offer(compute_order(form->extract(s.x)));
     }
 
     const checkmate& method_;
     const problem& p_;
     bytes_t smallest_;
-    trivial_bounds least_;
+    problem_bounds bounds_;
     staged::staging rules_;
     std::optional<staged::staging> restricted_;
-    std::optional<Form> first_, second_;
+    std::optional<Form> restricted_form_, form_;
   };
 
   /// Solves for one budget after another, from the largest to the smallest.

@@ -88,7 +88,7 @@ class checkmate_rounding {
     std::vector<bytes_t> budgets;
     for (auto a : allowances)
       budgets.push_back(std::max(least.budget, budget - static_cast<bytes_t>(a * static_cast<double>(budget - p.held_bytes()))));
-    Form form(p, *std::min_element(budgets.begin(), budgets.end()), options_.rules, milp::longest_row(backend_), m.stop());
+    Form form(p, *std::min_element(budgets.begin(), budgets.end()), options_.rules, milp::longest_row(backend_), m.stop_check());
     for (std::size_t k = 0; k < budgets.size() && form.complete() && !m.stopped(); ++k) {
       if (best.found() && best.seconds() * (1 - m.limits().gap) <= r.scope_bound) break;
       form.set_budget(budgets[k]);
@@ -122,7 +122,7 @@ class checkmate_rounding {
   /// Offers the order of `s` to `best`; with `repair`, evicts values first until it fits.
   /// @return true if `best` took an order
   bool round(const problem& p, bytes_t budget, const schedule& s, const monitor& m, incumbent& best) const {
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     auto order = prune_order(p, compute_order(s));
     if (!options_.repair) return best.offer(order);
     if (measure_order(p, order).peak > budget) {

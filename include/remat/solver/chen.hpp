@@ -99,12 +99,12 @@ class chen {
       if (!wanted(v)) continue;
       for (const auto& ends : divisions(p, needed, backward_start, *candidates)) {
         if (m.stopped()) return;
-        const auto order = play(p, needed, backward_start, ends, v, m);
+        const auto order = order_for(p, needed, backward_start, ends, v, m);
         if (order && best.offer(*order)) best.report(m, std::to_string(ends.size() + 1) + " segments");
       }
     }
     if (options_.variant == variant::last_node || (options_.variant == variant::any && !best.found()))
-      if (const auto order = play(p, needed, 0, {}, variant::last_node, m); order && best.offer(*order))
+      if (const auto order = order_for(p, needed, 0, {}, variant::last_node, m); order && best.offer(*order))
         best.report(m, "last node");
   }
 
@@ -136,14 +136,14 @@ class chen {
       }
       for (std::size_t count = 2; count <= std::min(options_.tries, n) + 1; ++count) {
         positions ends;
-        double since = 0;
+        double bytes_since_end = 0;
         auto candidate = candidates.begin();
         for (std::size_t k = 0; k < backward_start; ++k) {
-          since += output_bytes[k];
+          bytes_since_end += output_bytes[k];
           while (candidate != candidates.end() && *candidate < k) ++candidate;
-          if (candidate == candidates.end() || *candidate != k || since * static_cast<double>(count) <= total) continue;
+          if (candidate == candidates.end() || *candidate != k || bytes_since_end * static_cast<double>(count) <= total) continue;
           ends.push_back(k);
-          since = 0;
+          bytes_since_end = 0;
         }
         sets.insert(std::move(ends));
       }
@@ -153,9 +153,9 @@ class chen {
 
   /// Runs the forward, drops all values that are not kept, and runs the backward. Missing values are recomputed on demand.
   /// @return the order; nothing if stopped, if the order is uselessly long, or if a once-only operation would have to run again
-  static std::optional<std::vector<operation_id>> play(const problem& p, const std::vector<operation_id>& needed,
-                                                       std::size_t backward_start, const positions& ends, variant v,
-                                                       const monitor& m) {
+  static std::optional<std::vector<operation_id>> order_for(const problem& p, const std::vector<operation_id>& needed,
+                                                            std::size_t backward_start, const positions& ends, variant v,
+                                                            const monitor& m) {
     const auto& ops = p.operations();
     const auto backward = ends.size() + 1;
     std::vector<std::size_t> segment(ops.size(), backward);  // per operation
@@ -180,28 +180,28 @@ class chen {
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
     order::order_builder builder(p);
-    const auto forget = [&](operation_id o) {
+    const auto drop = [&](operation_id o) {
       for (auto x : ops[o].outputs)
-        if (!retained[x]) builder.forget(x);
+        if (!retained[x]) builder.drop(x);
     };
-    const auto longest =
+    const auto max_length =
         v == variant::last_node ? std::min<std::size_t>(needed.size() * needed.size(), 10'000'000) : 20 * needed.size();
-    operation_id before = none;
+    operation_id previous = none;
     for (std::size_t k = 0; k < needed.size(); ++k) {
       const auto o = needed[k];
       if (k == backward_start)
-        for (std::size_t i = 0; i < backward_start; ++i) forget(needed[i]);
-      std::size_t here = 0;  // the last segment from which the operation reads
+        for (std::size_t i = 0; i < backward_start; ++i) drop(needed[i]);
+      std::size_t last_segment = 0;  // the last segment from which the operation reads
       for (auto x : ops[o].inputs)
-        if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
+        if (!p.is_source(x) && segment[p.producer(x)] < backward) last_segment = std::max(last_segment, segment[p.producer(x)]);
       const auto from = builder.order().size();
-      if (!builder.run(o) || builder.order().size() > longest || m.stopped()) return std::nullopt;
+      if (!builder.run(o) || builder.order().size() > max_length || m.stopped()) return std::nullopt;
       // Drop the values of earlier segments that were recomputed only to reach this one.
       if (v != variant::crossing && k >= backward_start)
         for (auto i = from; i + 1 < builder.order().size(); ++i)
-          if (const auto x = builder.order()[i]; v == variant::last_node || segment[x] < here) forget(x);
-      if (v == variant::last_node && before != none) forget(before);
-      before = o;
+          if (const auto x = builder.order()[i]; v == variant::last_node || segment[x] < last_segment) drop(x);
+      if (v == variant::last_node && previous != none) drop(previous);
+      previous = o;
     }
     return builder.finish();
   }

@@ -167,16 +167,16 @@ class hierarchical {
     std::optional<structure::partition> given;
     if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
-      if (options_.bound) prove_bound(p, budget, r, m.stop());
+      if (options_.bound) prove_bound(p, budget, r, m.stop_check());
       if (r.status == status::infeasible) return r;
       search state{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
-      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, m.stop());
+      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, m.stop_check());
       if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
         r = refused("the graph cannot be cut into parts", std::move(r));
       join(alike, parts, best, state, m);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
-        if (const auto whole = remat::solve(p, budget, inner_, m.shared(1), stop_with(m)); whole.found())
+        if (const auto whole = remat::solve(p, budget, inner_, m.limits_for_share(1), stop_with(m)); whole.found())
           best.offer(compute_order(whole.schedule));
       if (options_.effort > 0 && best.found() && !m.stopped())
         order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.effort)}, r.bound);
@@ -190,7 +190,7 @@ class hierarchical {
 
  private:
   using orders = std::vector<std::vector<operation_id>>;
-  static constexpr std::size_t most_depth = 16;  ///< of parts of parts; each is mostly a small piece of the part that is cut
+  static constexpr std::size_t max_depth = 16;  ///< of parts of parts; each is mostly a small piece of the part that is cut
 
   /// State of one call of `solve`.
   struct search {
@@ -223,7 +223,7 @@ class hierarchical {
     }
     std::vector<const hierarchy::part_option*> chosen;
     for (const auto& o : listed) chosen.push_back(&o);
-    if (const hierarchy::condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.stuck());
+    if (const hierarchy::condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.why_impossible());
     return parts;
   }
 
@@ -264,15 +264,15 @@ class hierarchical {
     orders candidates = {needed_operations(bare)};
     structure::partition pieces;
     const bool large = bare.operations().size() > options_.leaf_operations;
-    if (large && state.depth <= most_depth) {
+    if (large && state.depth <= max_depth) {
       auto finer = options_.cut;
       finer.backward_start = b.boundary();
-      pieces = structure::find_partition(bare, finer, state.m.stop());
+      pieces = structure::find_partition(bare, finer, state.m.stop_check());
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
-    auto each = state.m.shared(part_of_time);
+    auto each = state.m.limits_for_share(part_of_time);
     each.gap = std::max(each.gap, 1e-3);
-    const auto stop = state.m.stop();
+    const auto stop = state.m.stop_check();
     for (const auto& t : targets(b, stop)) {
       if (options_.cuts) candidates.push_back(t.start);
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
@@ -349,7 +349,7 @@ class hierarchical {
       constexpr double near = 1.02;  // times the fastest; slower schedules do not catch up
       for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !m.stopped(); ++k)
         if (fastest[k].first < near * best.seconds() &&
-            best.offer(order::retain_more(p, fastest[k].second, best.budget(), m.stop())))
+            best.offer(order::retain_more(p, fastest[k].second, best.budget(), m.stop_check())))
           report("retention");
     }
     --state.depth;

@@ -28,12 +28,12 @@ namespace detail {
 /// Sets of values to keep across a run of `last`, within `room` bytes besides its working set, by their bytes, the largest first.
 /// They are minimum cuts at falling prices of time, and mixtures of neighbouring cuts.
 /// @param cut   the network of `p`
-/// @param there per value: may be kept
+/// @param made  per value: may be kept
 /// @param large bytes; operations with at least this working set must not run again after `last`
 /// @throws bound::interrupted if `cut` is stopped
 inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(const problem& p, bound::last_run_cut& cut,
                                                                              operation_id last, bytes_t room,
-                                                                             const std::vector<bool>& there, bytes_t large) {
+                                                                             const std::vector<bool>& made, bytes_t large) {
   constexpr std::size_t max_sets = 8, mixtures = 24;
   const auto& ops = p.operations();
   std::map<bytes_t, std::vector<bool>, std::greater<>> sets;
@@ -49,11 +49,11 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(con
     const double worth = i < 90 ? 50 * std::pow(1.1, -i) : 0;  // price of all seconds together, in units of room + working set
     std::vector<bytes_t> prices(ops.size(), bound::last_run_cut::forbidden);
     const auto all = std::min(worth * static_cast<double>(room + cut.working_set(last)),
-                              static_cast<double>(bound::last_run_cut::most_price) * (1 - 1e-9));
+                              static_cast<double>(bound::last_run_cut::max_price) * (1 - 1e-9));
     const auto price = all / (p.total_seconds() + 1e-30);
     for (operation_id o = 0; o < ops.size(); ++o)
       if (cut.working_set(o) < large) prices[o] = static_cast<bytes_t>(price * ops[o].seconds);
-    auto lean = cut.kept(last, there, prices);
+    auto lean = cut.values_to_keep_across(last, made, prices);
     if (lean == rich) continue;
     add(lean);
     for (std::size_t part = 1; !rich.empty() && part < mixtures; ++part)
@@ -68,29 +68,31 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> sets_kept_across(con
   return sets;
 }
 
-/// Changes an order so that only `kept`, and the inputs and outputs of the computation at `at`, stay across this computation.
-/// Other values computed earlier are dropped: they are recomputed when they are read, and targets one after the other at the end.
+/// Changes an order so that only `kept`, and the inputs and outputs of the computation at `position`, stay across this
+/// computation. Other values computed earlier are dropped: they are recomputed when they are read, and targets one after the
+/// other at the end.
 /// @return nothing if a once-only operation would have to run again
 inline std::optional<std::vector<operation_id>> defer_across(const problem& p, const std::vector<operation_id>& order,
-                                                             std::size_t at, std::vector<bool> kept) {
+                                                             std::size_t position, std::vector<bool> kept) {
   order::order_builder builder(p);
-  const auto& op = p.operations()[order[at]];
+  const auto& op = p.operations()[order[position]];
   for (const auto* used : {&op.inputs, &op.outputs})
     for (auto v : *used) kept[v] = true;
-  const auto forget = [&](bool targets) {
+  const auto drop = [&](bool targets) {
     for (value_id v = 0; v < kept.size(); ++v)
-      if (!kept[v] && (targets || !p.is_target(v))) builder.forget(v);
+      if (!kept[v] && (targets || !p.is_target(v))) builder.drop(v);
   };
   for (std::size_t k = 0; k < order.size(); ++k) {
-    if (k == at) forget(true);
+    if (k == position) drop(true);
     const auto& outputs = p.operations()[order[k]].outputs;
-    const bool useless = k > at && std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return builder.there(v); });
+    const bool useless =
+        k > position && std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return builder.on_device(v); });
     if (!useless && !builder.run(order[k])) return std::nullopt;
   }
   for (auto v : p.targets()) {
-    if (builder.there(v)) continue;
-    forget(false);
-    if (!builder.make(std::vector{v})) return std::nullopt;
+    if (builder.on_device(v)) continue;
+    drop(false);
+    if (!builder.compute_values(std::vector{v})) return std::nullopt;
   }
   return builder.finish();
 }
@@ -116,28 +118,28 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
     const auto part_of = [](double part, bytes_t bytes) {
       return static_cast<bytes_t>(std::min(part * static_cast<double>(bytes), static_cast<double>(max_peak)));
     };
-    const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
-                           std::size_t first) -> std::optional<std::vector<operation_id>> {
-      const auto over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });
-      if (over == memory.rend()) return std::nullopt;  // the sources alone exceed the aim
-      const auto at = static_cast<std::size_t>(std::distance(over, memory.rend())) - 1;
-      std::vector<bool> there(p.values().size());
-      for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-      for (std::size_t k = 0; k < at; ++k)
-        for (auto v : p.operations()[order[k]].outputs) there[v] = true;
-      const auto working_set = cut.working_set(order[at]);
-      order::destroy_repair n(p, aim, first);
+    const auto lower_once = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
+                                std::size_t first) -> std::optional<std::vector<operation_id>> {
+      const auto last_over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });
+      if (last_over == memory.rend()) return std::nullopt;  // the sources alone exceed the aim
+      const auto position = static_cast<std::size_t>(std::distance(last_over, memory.rend())) - 1;
+      std::vector<bool> made(p.values().size());
+      for (value_id v = 0; v < made.size(); ++v) made[v] = p.is_source(v);
+      for (std::size_t k = 0; k < position; ++k)
+        for (auto v : p.operations()[order[k]].outputs) made[v] = true;
+      const auto working_set = cut.working_set(order[position]);
+      order::destroy_repair candidate(p, aim, first);
       for (std::size_t i = 0; i < parts.size(); ++i) {
         const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
-        for (const auto& [bytes, kept] : detail::sets_kept_across(p, cut, order[at], aim - working_set, there, large))
-          if (const auto later = detail::defer_across(p, order, at, kept))
+        for (const auto& [bytes, kept] : detail::sets_kept_across(p, cut, order[position], aim - working_set, made, large))
+          if (const auto later = detail::defer_across(p, order, position, kept))
             for (const double spread : {0.0, 1.0}) {
               if (stop && stop()) return std::nullopt;
-              n.load(*later);
+              candidate.load(*later);
               std::size_t drops = 0;
-              if (n.repair(spread, std::numeric_limits<double>::infinity(),
-                           [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
-                return n.order();
+              if (candidate.repair(spread, std::numeric_limits<double>::infinity(),
+                                   [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
+                return candidate.order();
             }
       }
       return std::nullopt;
@@ -148,7 +150,7 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
       for (double step = widest; step > 0.002 && !(stop && stop());) {
         const auto measured = measure_order(p, order.value_or(start));
         if (measured.peak <= budget) return order.value_or(start);
-        auto next = lower(order.value_or(start), measured.memory, std::max(budget, part_of(1 - step, measured.peak)), first);
+        auto next = lower_once(order.value_or(start), measured.memory, std::max(budget, part_of(1 - step, measured.peak)), first);
         if (next)
           order = std::move(next);
         else

@@ -73,7 +73,7 @@ class min_cut {
   }
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    shared known;
+    shared_state known;
     return solve(p, budget, known, m);
   }
 
@@ -89,7 +89,7 @@ class min_cut {
     std::iota(ascending.begin(), ascending.end(), std::size_t{0});
     std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
     std::vector<result> results(budgets.size());
-    shared known;
+    shared_state known;
     for (std::size_t i = 0; i < ascending.size(); ++i) {
       const auto budget = budgets[ascending[i]];
       results[ascending[i]] = budget_slice(p, budget, name(), m, static_cast<double>(ascending.size() - i),
@@ -115,24 +115,24 @@ class min_cut {
   };
 
   /// State that is shared by searches for rising budgets.
-  struct shared {
+  struct shared_state {
     std::vector<moment> cuts;
     std::vector<start> starts;
     std::vector<operation_id> fastest;  // order so far
-    bytes_t needed = 0;                 // no schedule fits a smaller budget
+    bytes_t budget_bound = 0;           // no schedule fits a smaller budget
   };
 
-  result solve(const problem& p, bytes_t budget, shared& known, monitor& m) const {
+  result solve(const problem& p, bytes_t budget, shared_state& known, monitor& m) const {
     result r;
-    r.budget_bound = known.needed;
+    r.budget_bound = known.budget_bound;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
       if (!known.fastest.empty()) best.offer(known.fastest);
       if (options_.start) lower(p, options_.start, best, m);
-      auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
-      fit(p, budget, cuts, best, m);
-      if (options_.bound) prove_bound(p, budget, r, m.stop());
-      known.needed = r.budget_bound;
+      auto cuts = known.cuts.empty() ? heaviest_moments(p, budget, m) : std::move(known.cuts);
+      offer_fitting(p, budget, cuts, best, m);
+      if (options_.bound) prove_bound(p, budget, r, m.stop_check());
+      known.budget_bound = r.budget_bound;
       if (r.status == status::infeasible) return r;
       if (!best.found() && !options_.start) lower(p, {}, best, m);
       known.cuts = std::move(cuts);
@@ -157,10 +157,10 @@ class min_cut {
     std::optional<std::vector<operation_id>> order;
     if (peak > best.budget()) {
       const monitor part(m, 0.2);
-      order = order_in_phases(p, best.budget(), part.stop());
+      order = order_in_phases(p, best.budget(), part.stop_check());
     }
     const monitor part(m, 0.3);
-    const auto stop = part.stop();
+    const auto stop = part.stop_check();
     for (std::size_t i = 0; !order && i < from.size(); ++i) order = lower_peak(p, from[i], best.budget(), stop);
     if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
@@ -174,34 +174,34 @@ class min_cut {
   }
 
   /// The heaviest moments, with their cuts.
-  std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
+  std::vector<moment> heaviest_moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
-    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, m.stop()))
+    for (const auto& cut : bound::most_demanding_cuts(p, budget, options_.moments, m.stop_check()))
       if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
     return list;
   }
 
   /// Offers the cuts that fit. If the richer neighbour of one does not fit, bisects for the mixture of both that just fits.
   /// Complexity: O(cuts + log(operations)) orders played per moment.
-  void fit(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
-    for (const auto& at : moments) {
+  void offer_fitting(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
+    for (const auto& heavy : moments) {
       const auto fits = [&](const choice& c) {
-        const auto order = order::replay(p, {at.tau}, {c.retained});
+        const auto order = order::replay(p, {heavy.tau}, {c.retained});
         if (!order) return false;
         if (measure_order(p, *order).peak > budget) return false;
         if (best.offer(*order)) m.report({.stage = "cuts", .best = best.seconds()});
         return true;
       };
-      bool before = true;
-      for (std::size_t i = 0; i < at.choices.size() && !m.stopped(); ++i) {
-        const bool fitting = fits(at.choices[i]);
-        index_t low = 0,
-                high = fitting && !before ? index_t{at.tau} : 0;  // the mixture with `high` fits, that with `low` does not
+      bool previous_fits = true;
+      for (std::size_t i = 0; i < heavy.choices.size() && !m.stopped(); ++i) {
+        const bool fitting = fits(heavy.choices[i]);
+        index_t low = 0, high = fitting && !previous_fits ? index_t{heavy.tau}
+                                                          : 0;  // the mixture with `high` fits, that with `low` does not
         while (low + 1 < high && !m.stopped()) {
           const auto middle = low + (high - low) / 2;
-          (fits(mix(p, at.choices[i], at.choices[i - 1], middle)) ? high : low) = middle;
+          (fits(mix(p, heavy.choices[i], heavy.choices[i - 1], middle)) ? high : low) = middle;
         }
-        before = fitting;
+        previous_fits = fitting;
       }
     }
   }
@@ -232,50 +232,53 @@ class min_cut {
   /// Makes the most promising of `starts` fit the budget, and improves the best.
   void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
               double bound) const {
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const auto offer = [&](const std::vector<operation_id>& order, const char* stage) {
       if (best.offer(order)) best.report(m, stage, bound);
     };
     const auto good_enough = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
-    std::vector<const start*> order;
+    std::vector<const start*> by_estimate;
     for (const auto& s : starts) {
       if (s.peak <= budget) offer(s.order, "cuts");
-      order.push_back(&s);
+      by_estimate.push_back(&s);
     }
     // Estimate: a byte over the budget costs as much time as a byte that the order has already saved.
-    const auto promise = [&](const start& s) {
+    const auto estimated_seconds = [&](const start& s) {
       const auto saved = static_cast<double>(starts[0].peak - s.peak) + 0.05 * static_cast<double>(starts[0].peak);
       const auto over = static_cast<double>(std::max<bytes_t>(0, s.peak - budget));
       return s.seconds + over * (s.seconds - starts[0].seconds + 0.01 * starts[0].seconds) / std::max(saved, 1.0);
     };
-    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
+    std::stable_sort(by_estimate.begin(), by_estimate.end(),
+                     [&](auto a, auto b) { return estimated_seconds(*a) < estimated_seconds(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
-    std::vector<std::vector<operation_id>> good;  // each faster than all before
-    order::destroy_repair n(p, budget, m.limits().seed);
-    const auto each = operations * std::max<std::size_t>(1, operations / 1000);  // cost of a repair: a pass for each drop
-    const auto worth_it = [&](std::size_t i) { return std::max<std::size_t>(i, best.found()) * each <= options_.repairs; };
-    for (std::size_t i = 0; i < order.size() && worth_it(i) && !stop() && !good_enough(); ++i) {
-      n.load(order[i]->order);
-      if (!n.repair(0, best.seconds() * 1.5, stop)) continue;
-      n.retain(false, stop);
+    std::vector<std::vector<operation_id>> improving_orders;  // each faster than all before
+    order::destroy_repair candidate(p, budget, m.limits().seed);
+    const auto repair_cost = operations * std::max<std::size_t>(1, operations / 1000);  // cost of a repair: a pass for each drop
+    const auto affordable = [&](std::size_t i) {
+      return std::max<std::size_t>(i, best.found()) * repair_cost <= options_.repairs;
+    };
+    for (std::size_t i = 0; i < by_estimate.size() && affordable(i) && !stop() && !good_enough(); ++i) {
+      candidate.load(by_estimate[i]->order);
+      if (!candidate.repair(0, best.seconds() * 1.5, stop)) continue;
+      candidate.retain(false, stop);
       const auto before = best.seconds();
-      offer(n.order(), "repairs");
-      if (best.seconds() < before) good.push_back(best.order());
+      offer(candidate.order(), "repairs");
+      if (best.seconds() < before) improving_orders.push_back(best.order());
     }
     for (const double distance : order::eviction::distances)
-      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough();
-           ++i)
-        if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
-          n.load(*played);
-          n.retain(false, stop);
+      for (std::size_t i = 0;
+           i < by_estimate.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough(); ++i)
+        if (auto evicted = order::eviction(p, by_estimate[i]->order).run(budget, {.distance = distance}, stop)) {
+          candidate.load(*evicted);
+          candidate.retain(false, stop);
           const auto before = best.seconds();
-          offer(n.order(), "evictions");
-          if (best.seconds() < before) good.push_back(best.order());
+          offer(candidate.order(), "evictions");
+          if (best.seconds() < before) improving_orders.push_back(best.order());
         }
-    for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
-      offer(order::retain_more(p, good[i], budget, stop), "retention");
+    for (std::size_t i = improving_orders.size(); i-- > 0 && i + 3 >= improving_orders.size() && !stop() && !good_enough();)
+      offer(order::retain_more(p, improving_orders[i], budget, stop), "retention");
     if (options_.effort > 0 && !stop() && !good_enough())
-      order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
+      order::local_search(p, best.found() ? best.order() : by_estimate[0]->order, best, m,
                           {.patience = order::patience_for(p, options_.effort)}, bound);
   }
 

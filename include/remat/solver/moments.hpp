@@ -46,15 +46,15 @@ class moments {
 
   std::string name() const { return "moments/" + std::string(backend_.name()); }
 
-  /// @throws too_large for more operations than `multi_cut_model::most_operations`; any exception of the backend
+  /// @throws too_large for more operations than `multi_cut_model::max_operations`; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed)) {
-      if (needed.size() > bound::multi_cut_model::most_operations)
+      if (needed.size() > bound::multi_cut_model::max_operations)
         throw too_large(name() + ": " + std::to_string(needed.size()) + " operations, at most " +
-                        std::to_string(bound::multi_cut_model::most_operations) + " are possible; use min_cut or automatic");
+                        std::to_string(bound::multi_cut_model::max_operations) + " are possible; use min_cut or automatic");
       const auto b = bound::multi_cut_bound<B>(p, budget, m, options_, backend_,
                                                [&](const bound::multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
                                                  round(p, form, x, budget, best, m);
@@ -76,7 +76,7 @@ class moments {
   /// is left.
   static void round(const problem& p, const bound::multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget,
                     incumbent& best, monitor& m) {
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     std::vector<std::pair<double, std::vector<operation_id>>> fitting;  // time in s, order
     std::optional<std::vector<operation_id>> last;
     for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {

@@ -36,11 +36,11 @@ class offload_only {
       return refused(std::move(why));
     }
     result r;
-    copies::copy_incumbent best(p, budget, m.stop());
+    copies::copy_incumbent best(p, budget, m.stop_check());
     best.offer({needed_operations(p)});
     best.report(m, name(), 0);
     best.put_into(r);
-    prove_bound(p, budget, r, m.stop());
+    prove_bound(p, budget, r, m.stop_check());
     return r;
   }
 };

@@ -92,7 +92,7 @@ class offmate {
   /// @throws any exception of Inner
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.plain() && !p.copies()) return inner_.solve(p, budget, m);
-    if (options_.rate_share < 1) return solve_for_less(p, budget, m);
+    if (options_.rate_share < 1) return solve_for_slower_links(p, budget, m);
     if (p.plain()) {
       if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
     } else if (auto why = copies::why_unplannable(p); !why.empty()) {
@@ -101,19 +101,19 @@ class offmate {
     result r;
     const auto needed = needed_operations(p);
     const auto plain = p.plain() ? p.with_copies({}) : copies::recomputation_only(p);
-    scan state{plain, budget, 0, m, {p, budget, m.stop()}, options_.starts};
-    offer_first(state);
+    scan_state state{plain, budget, 0, m, {p, budget, m.stop_check()}, options_.starts};
+    offer_orders_without_copies(state);
     if (m.stopped() && (std::isfinite(state.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
       return state.best.put_into(r), r;
     state.max_budget = measure_order(state.plain, needed).peak;
     if (!p.plain()) state.min_budget = std::min(state.max_budget, bounds_without_search(state.plain).budget);
-    state.fixed = std::make_shared<const copies::virtual_problem>(state.plain, needed, std::vector{state.min_budget});
-    state.offer(needed, state.fixed, state.max_budget);
-    prove_bound(p, budget, r, m.stop());
+    state.constant_budget = std::make_shared<const copies::virtual_problem>(state.plain, needed, std::vector{state.min_budget});
+    state.offer(needed, state.constant_budget, state.max_budget);
+    prove_bound(p, budget, r, m.stop_check());
     state.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
-      state.offer(order, state.fixed, measure_order(state.plain, order).peak);
+      state.offer(order, state.constant_budget, measure_order(state.plain, order).peak);
     }
     if (!state.done()) scan_all(state);
     if (!p.plain()) reorder(state, needed);
@@ -135,14 +135,14 @@ class offmate {
     double share, seconds;
   };
   static constexpr auto faster = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
-  struct scan {
+  struct scan_state {
     const problem plain;             ///< the problem without copies
     bytes_t min_budget, max_budget;  ///< virtual budgets: the budget, or the least need of `plain`; the need of store-all
     monitor& m;
     copies::copy_incumbent best;
-    std::size_t keep;             ///< most starts
-    virtual_pointer fixed{};      ///< `plain`, with a constant budget
-    std::vector<start> starts{};  ///< the fastest first
+    std::size_t keep;                   ///< most starts
+    virtual_pointer constant_budget{};  ///< `plain`, with a constant budget
+    std::vector<start> starts{};        ///< the fastest first
     double bound = 0;
     std::mutex lock{};  ///< protects `starts`
 
@@ -190,16 +190,16 @@ class offmate {
   };
 
   /// Offers cheap orders without copies as soon as they are found, because laying copies takes several times as long.
-  static void offer_first(scan& state) {
-    incumbent cheap(state.plain, state.best.budget());
+  static void offer_orders_without_copies(scan_state& state) {
+    incumbent first_orders(state.plain, state.best.budget());
     monitor part(state.m, 0.5, [&](const progress&) {
-      if (state.best.offer_without_copies(cheap.order())) state.best.report(state.m, "without copies", state.bound);
+      if (state.best.offer_without_copies(first_orders.order())) state.best.report(state.m, "without copies", state.bound);
       return control::go_on;
     });
-    offer_cheap_orders(state.plain, cheap, part);
+    offer_cheap_orders(state.plain, first_orders, part);
   }
   /// Plans for slower links. Bounds for slower links do not hold for `p`, so `p` gets its own.
-  result solve_for_less(const problem& p, bytes_t budget, monitor& m) const {
+  result solve_for_slower_links(const problem& p, bytes_t budget, monitor& m) const {
     auto slower = *this;
     slower.options_.rate_share = 1;
     monitor part(m, 1, [tell = report_to(m)](progress x) {
@@ -208,7 +208,7 @@ class offmate {
     });
     result proven;
     if (!p.plain() && !copies::why_unplannable(p).empty()) return slower.solve(p, budget, part);
-    prove_bound(p, budget, proven, m.stop());
+    prove_bound(p, budget, proven, m.stop_check());
     auto r = slower.solve(with_slower_links(p, options_.rate_share), budget, part);
     r.bound = proven.bound;
     return r;
@@ -217,10 +217,10 @@ class offmate {
   /// Plans recomputation for virtual budgets by a quick `min_cut`, and offers the orders.
   /// @param part share of the time that is left
   /// @return the virtual budget of the fastest order, bytes, and its time, s; infinity if there is none
-  static std::pair<bytes_t, double> sweep(scan& state, const virtual_pointer& q, const std::vector<bytes_t>& budgets,
+  static std::pair<bytes_t, double> sweep(scan_state& state, const virtual_pointer& q, const std::vector<bytes_t>& budgets,
                                           double part) {
-    monitor some(state.m, part, [](const progress&) { return control::go_on; });
-    const auto planned = min_cut({.bound = false, .repairs = 10'000, .effort = 0}).sweep(q->problem(), budgets, some);
+    monitor share_of_time(state.m, part, [](const progress&) { return control::go_on; });
+    const auto planned = min_cut({.bound = false, .repairs = 10'000, .effort = 0}).sweep(q->problem(), budgets, share_of_time);
     std::pair fastest{bytes_t{0}, std::numeric_limits<double>::infinity()};
     for (std::size_t i = 0; i < budgets.size() && !state.m.stopped(); ++i) {
       const auto seconds = planned[i].found() ? state.offer(planned[i].schedule, q, budgets[i]) : fastest.second;
@@ -230,7 +230,7 @@ class offmate {
   }
 
   /// Plans for `count` virtual budgets in the `range` below `top`, then for some budgets near the best.
-  static void scan_range(scan& state, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
+  static void scan_range(scan_state& state, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
     if (state.done()) return;
     std::vector<bytes_t> budgets;
     for (bytes_t k = count; k > 0; --k) budgets.push_back(std::max(state.min_budget, top - range / count * k));
@@ -244,10 +244,10 @@ class offmate {
 
   /// Virtual budgets over the step: they rise with the bytes that can have left, and fall with the bytes still to come back.
   /// @param share of these bytes to count on
-  static std::vector<bytes_t> varying_budgets(const scan& state, double share) {
+  static std::vector<bytes_t> varying_budgets(const scan_state& state, double share) {
     const auto& p = state.best.problem();
     const auto chain = p.plain() ? std::vector{device_tier, p.host()} : copies::tier_chain(p);
-    const auto passed = [&](double seconds, bool out) {  // bytes in that time; a full tier passes them on
+    const auto bytes_passed = [&](double seconds, bool out) {  // bytes in that time; a full tier passes them on
       double least = std::numeric_limits<double>::infinity(), room = 0;
       for (std::size_t i = 1; i < chain.size(); ++i) {
         least = std::min(least, room + seconds * p.link(chain[out ? i - 1 : i], chain[out ? i : i - 1])->rate);
@@ -262,13 +262,14 @@ class offmate {
     const double seconds = measure_order(state.plain, needed_operations(state.plain)).seconds;
     std::vector<bytes_t> budgets;
     for (int k = 0, parts = 64; k < parts; ++k) {
-      const double moved = std::min(passed(seconds * k / parts, true), passed(seconds * (parts - 1 - k) / parts, false));
+      const double moved =
+          std::min(bytes_passed(seconds * k / parts, true), bytes_passed(seconds * (parts - 1 - k) / parts, false));
       budgets.push_back(state.best.budget() + static_cast<bytes_t>(std::clamp(share * moved, 0.0, limit)));
     }
     return budgets;
   }
   /// Plans for varying budgets that count on all bytes that can be moved, shifted up and down by several amounts.
-  void scan_shifted(scan& state, const std::vector<operation_id>& order) const {
+  void scan_shifted(scan_state& state, const std::vector<operation_id>& order) const {
     if (state.done()) return;
     const auto q = std::make_shared<const copies::virtual_problem>(state.plain, order, varying_budgets(state, 1));
     const auto range = std::min(state.max_budget, q->budget()) - state.min_budget;
@@ -278,9 +279,9 @@ class offmate {
   /// time first falls with the share that is moved, and then rises. Looks for the least time where the lines through the points
   /// on both sides meet.
   /// @param early_once operations that `order` lists early run once
-  void scan_varying(scan& state, const std::vector<operation_id>& order, bool early_once) const {
+  void scan_varying(scan_state& state, const std::vector<operation_id>& order, bool early_once) const {
     std::vector<point> known;
-    const auto look_at = [&](double share) {
+    const auto try_share = [&](double share) {
       const auto q =
           std::make_shared<const copies::virtual_problem>(state.plain, order, varying_budgets(state, share), early_once);
       const auto seconds = sweep(state, q, {q->budget()}, 0.1).second;
@@ -288,17 +289,17 @@ class offmate {
       known.insert(place, {share, seconds});
     };
     for (const double share : {0.75, 1., 0.5, 1.25, 0.25})
-      if (!state.done()) look_at(share);
+      if (!state.done()) try_share(share);
     while (!state.done() && known.size() < options_.scan / 2) {
-      const auto next = lowest(known);
+      const auto next = next_point(known);
       if (!(next.seconds < state.fastest() * (1 - 1e-3))) return;  // `copies::copy_search` gains as much
-      look_at(next.share);
+      try_share(next.share);
     }
   }
   /// Estimates the least time beside the lowest point. For points of a convex function, it is where the lines through the points
   /// on both sides meet. Otherwise, and at the ends, it is halfway to the next point, with time 0 (unknown).
   /// @param known two or more points, by their shares
-  static point lowest(const std::vector<point>& known) {
+  static point next_point(const std::vector<point>& known) {
     const auto slope = [&](std::size_t i) {
       return (known[i].seconds - known[i - 1].seconds) / (known[i].share - known[i - 1].share);
     };
@@ -319,21 +320,22 @@ class offmate {
     return least;
   }
 
-  void scan_all(scan& state) const {
+  void scan_all(scan_state& state) const {
     const auto needed = needed_operations(state.plain);
     std::vector<std::function<void()>> scans = {[&] { scan_shifted(state, needed); }, [&] { scan_varying(state, needed, false); },
                                                 [&] {
-                                                  scan_range(state, state.fixed, state.max_budget,
+                                                  scan_range(state, state.constant_budget, state.max_budget,
                                                              state.max_budget - state.min_budget,
                                                              static_cast<bytes_t>(options_.scan));
                                                 }};
-    if (const auto heaviest = bound::most_demanding_cuts(state.plain, state.min_budget, 8, state.m.stop()); !heaviest.empty())
+    if (const auto heaviest = bound::most_demanding_cuts(state.plain, state.min_budget, 8, state.m.stop_check());
+        !heaviest.empty())
       if (const auto early = copies::early_order(state.plain, heaviest.front()->tau()); early != needed) {
         scans.insert(scans.begin(), [&state, this, early] { scan_shifted(state, early); });
         scans.insert(scans.begin(), [&state, this, early] { scan_varying(state, early, true); });
       }
     state.parallel_for(scans.size(), [&](std::size_t i) { scans[i](); });
-    if (state.starts.empty()) state.starts.push_back({{}, state.fixed, state.min_budget, 0});
+    if (state.starts.empty()) state.starts.push_back({{}, state.constant_budget, state.min_budget, 0});
 
     const std::vector<start> best(
         state.starts.begin(), state.starts.begin() + static_cast<std::ptrdiff_t>(std::min(options_.inner, state.starts.size())));
@@ -344,18 +346,18 @@ class offmate {
     if (!state.starts.empty()) improve_orders(state);
   }
   /// If nothing fits, moves operations: the memory for values that cannot move, or for a full tier, depends on their readers.
-  static void reorder(scan& state, const std::vector<operation_id>& needed) {
+  static void reorder(scan_state& state, const std::vector<operation_id>& needed) {
     if (std::isfinite(state.best.seconds()) || state.m.stopped()) return;
-    order::destroy_repair n(state.plain, state.max_budget, state.m.limits().seed);
-    n.load(needed);
+    order::destroy_repair candidate(state.plain, state.max_budget, state.m.limits().seed);
+    candidate.load(needed);
     for (int tries = 0; tries < 200 && !std::isfinite(state.best.seconds()) && !state.m.stopped(); ++tries) {
-      n.shift();
-      n.commit();
-      state.offer(n.order(), state.fixed, state.max_budget);
+      candidate.shift();
+      candidate.commit();
+      state.offer(candidate.order(), state.constant_budget, state.max_budget);
     }
   }
   /// Plans the virtual problem of a start by Inner, and offers the schedules.
-  void plan(scan& state, const start& s) const {
+  void plan(scan_state& state, const start& s) const {
     monitor part(state.m, 0.1, [&](const progress& x) {
       if (x.schedule) state.offer(*x.schedule, s.problem, s.budget);
       return state.done() ? control::stop : control::go_on;
@@ -364,7 +366,7 @@ class offmate {
     if (r.found()) state.offer(r.schedule, s.problem, s.budget);
   }
   /// Improves the best order and the other starts in turn, on each thread.
-  void improve_orders(scan& state) const {
+  void improve_orders(scan_state& state) const {
     const auto& starts = state.starts;
     auto fastest = starts.front();
     if (!state.done()) state.best.try_smaller_budgets();

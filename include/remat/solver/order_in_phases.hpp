@@ -28,40 +28,41 @@ struct phase {
   std::vector<operation_id> operations;  ///< ids in the whole problem
 };
 
-/// @param before per value: on the device before the phase
-/// @param after  per value: on the device after the phase
-/// @param ended  per operation: must not run any more
+/// @param before       per value: on the device before the phase
+/// @param after        per value: on the device after the phase
+/// @param must_not_run per operation: true if it must not run any more
 /// @return nothing if the phase needs a value that no operation may make any more
 /// Complexity: O(values + edges).
 inline std::optional<phase> phase_between(const problem& p, const std::vector<bool>& before, const std::vector<bool>& after,
-                                          const std::vector<bool>& ended) {
+                                          const std::vector<bool>& must_not_run) {
   const auto& ops = p.operations();
   auto needed = after;
   std::vector<operation_id> runs;
   for (operation_id o = static_cast<operation_id>(ops.size()); o-- > 0;) {
     const auto& outputs = ops[o].outputs;
     if (std::none_of(outputs.begin(), outputs.end(), [&](value_id v) { return needed[v] && !before[v]; })) continue;
-    if (ended[o]) return std::nullopt;
+    if (must_not_run[o]) return std::nullopt;
     runs.push_back(o);
     for (auto v : ops[o].inputs) needed[v] = true;
   }
   std::reverse(runs.begin(), runs.end());
   std::vector<value> values;
-  std::vector<value_id> place(needed.size(), none), targets;
+  std::vector<value_id> local_value(needed.size(), none), targets;
   const auto add = [&](value_id v) {
     values.push_back({"", p.values()[v].bytes, p.values()[v].held});
     return static_cast<value_id>(values.size() - 1);
   };
   for (value_id v = 0; v < needed.size(); ++v) {
-    if (needed[v] || p.values()[v].held) place[v] = add(v);
-    if (after[v]) targets.push_back(place[v]);
+    if (needed[v] || p.values()[v].held) local_value[v] = add(v);
+    if (after[v]) targets.push_back(local_value[v]);
     if (needed[v] && !before[v] && p.is_source(v)) return std::nullopt;
   }
   std::vector<operation> operations;
   for (auto o : runs) {
     operation op{"", {}, {}, ops[o].seconds, ops[o].workspace, ops[o].once};
-    for (auto v : ops[o].inputs) op.inputs.push_back(place[v]);
-    for (auto v : ops[o].outputs) op.outputs.push_back(place[v] == none || before[v] ? add(v) : place[v]);  // there: a new value
+    for (auto v : ops[o].inputs) op.inputs.push_back(local_value[v]);
+    for (auto v : ops[o].outputs)
+      op.outputs.push_back(local_value[v] == none || before[v] ? add(v) : local_value[v]);  // there: a new value
     operations.push_back(std::move(op));
   }
   return phase{problem("", std::move(values), std::move(operations), std::move(targets)), std::move(runs)};
@@ -77,22 +78,22 @@ inline std::optional<std::vector<operation_id>> order_through(const problem& p, 
                                                               bytes_t budget, std::size_t depth,
                                                               const std::function<bool()>& stop) {
   std::vector<operation_id> order;
-  std::vector<bool> there(p.values().size()), ended(p.operations().size());
-  for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+  std::vector<bool> on_device(p.values().size()), must_not_run(p.operations().size());
+  for (value_id v = 0; v < on_device.size(); ++v) on_device[v] = p.is_source(v);
   for (const auto& operations : phases) {
     for (auto o : operations) cut.forbid(o);
-    auto kept = cut.kept();
+    auto kept = cut.values_to_keep();
     for (value_id v = 0; v < kept.size(); ++v) kept[v] = kept[v] || p.values()[v].held;
-    const auto part = phase_between(p, there, kept, ended);
+    const auto part = phase_between(p, on_device, kept, must_not_run);
     if (!part) return std::nullopt;
     const auto found = order_within(part->p, budget, depth, stop);
     if (!found) return std::nullopt;
     for (auto o : *found) {
       order.push_back(part->operations[o]);
-      if (p.operations()[order.back()].once) ended[order.back()] = true;
+      if (p.operations()[order.back()].once) must_not_run[order.back()] = true;
     }
-    for (auto o : operations) ended[o] = true;
-    there = std::move(kept);
+    for (auto o : operations) must_not_run[o] = true;
+    on_device = std::move(kept);
   }
   return order;
 }
@@ -118,16 +119,16 @@ inline std::optional<std::vector<operation_id>> order_by_phases(const problem& p
 inline std::optional<std::vector<operation_id>> order_within(const problem& p, bytes_t budget, std::size_t depth,
                                                              const std::function<bool()>& stop) {
   const auto start = needed_operations(p);
-  order::destroy_repair n(p, budget, 1);
+  order::destroy_repair candidate(p, budget, 1);
   for (const double spread : {0.0, 1.0}) {
     if (stop && stop()) return std::nullopt;
-    n.load(start);
+    candidate.load(start);
     std::size_t drops = 0;
     const auto enough = [&] { return drops++ > 50 + start.size() / 4 || (stop && stop()); };
-    if (n.repair(spread, std::numeric_limits<double>::infinity(), enough)) return n.order();
+    if (candidate.repair(spread, std::numeric_limits<double>::infinity(), enough)) return candidate.order();
   }
-  constexpr std::size_t deepest = 3;
-  return depth < deepest ? order_by_phases(p, budget, depth + 1, stop) : std::nullopt;
+  constexpr std::size_t max_phase_depth = 3;
+  return depth < max_phase_depth ? order_by_phases(p, budget, depth + 1, stop) : std::nullopt;
 }
 
 }  // namespace detail

@@ -67,7 +67,7 @@ class poet {
     if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
     if (!p.copies()) return refused(copies::no_copies);
     result r;
-    prove_bound(p, budget, r, m.stop());
+    prove_bound(p, budget, r, m.stop_check());
     copies::copy_incumbent best(p, budget);
     best.offer({needed_operations(p)});
     if (options_.start) best.offer({compute_order(*options_.start)});
@@ -84,7 +84,7 @@ class poet {
     best.report(m, r.scope, r.bound);
     if (done() || m.stopped()) return;
     staged::require_size(name(), p);
-    const staged::strong_form form(p, budget, options_.rules, milp::longest_row(backend_), m.stop(), true);
+    const staged::strong_form form(p, budget, options_.rules, milp::longest_row(backend_), m.stop_check(), true);
     if (!form.complete()) return;
     auto o = milp::options_within(m);
     if (best.seconds() < milp::infinity) o.cutoff = best.seconds() / form.unit();

@@ -47,7 +47,7 @@ class pofo {
     structure::partition_options blocks = {.size = 1, .most = 200, .interface = 1};  ///< how the graph is cut into the chain
     std::vector<std::size_t> sizes = {4, 8, 16};             ///< operations per part in further cuts of the graph, each >= 1
     std::size_t slots = 500;                                 ///< most units of memory in the table of recomputations, >= 1
-    std::size_t labels = 300;                                ///< `fastest_with_copies_options::most_labels`, >= 1
+    std::size_t labels = 300;                                ///< `fastest_with_copies_options::max_labels`, >= 1
     std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets to try, times the budget less held bytes, in (0, 10^6)
   };
 
@@ -56,8 +56,8 @@ class pofo {
   explicit pofo(const options& o) : options_(o) {
     if (o.slots < 1) throw bad_option("pofo.slots must be >= 1, got 0");
     if (o.labels < 1) throw bad_option("pofo.labels must be >= 1, got 0");
-    if (o.blocks.most > chain::persistent_table::most_links)
-      throw bad_option("pofo.blocks.most must be at most " + std::to_string(chain::persistent_table::most_links) + ", got " +
+    if (o.blocks.most > chain::persistent_table::max_links)
+      throw bad_option("pofo.blocks.most must be at most " + std::to_string(chain::persistent_table::max_links) + ", got " +
                        std::to_string(o.blocks.most));
     for (const double x : o.nearby)
       if (!(x > 0 && x < 1e6)) throw bad_option("pofo.nearby must be in (0, 10^6), got " + std::to_string(x));
@@ -70,12 +70,12 @@ class pofo {
     if (auto all = store_all_if_it_fits(p, budget)) return *std::move(all);
     if (!p.copies()) return refused(copies::no_copies);
     result r;
-    prove_bound(p, budget, r, m.stop());
+    prove_bound(p, budget, r, m.stop_check());
     copies::copy_incumbent best(p, budget);
     bool any = search(p, budget, options_.blocks, r.bound, best, m);
     for (const auto size : options_.sizes)
       if (!m.stopped())
-        any = search(p, budget, {.backward_start = options_.blocks.backward_start, .size = size, .most = most_parts}, r.bound,
+        any = search(p, budget, {.backward_start = options_.blocks.backward_start, .size = size, .most = max_parts}, r.bound,
                      best, m) ||
               any;
     if (!any) r = refused(structure::no_chain, std::move(r));
@@ -84,17 +84,17 @@ class pofo {
   }
 
  private:
-  static constexpr std::size_t most_parts = 200;  // of the other cuts; more parts take long and gain nothing
+  static constexpr std::size_t max_parts = 200;  // of the other cuts; more parts take long and gain nothing
 
   /// Cuts the graph in one way, and offers its fastest schedules.
   /// @return false if it cannot be cut
   bool search(const problem& p, bytes_t budget, const structure::partition_options& cut, double bound,
               copies::copy_incumbent& best, monitor& m) const {
-    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, m.stop()));
+    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, m.stop_check()));
     m.report({.stage = parts.size() < 2 ? structure::no_chain : "chain of " + std::to_string(parts.size()) + " blocks"});
     if (parts.size() < 2) return false;
     const auto& c = parts.chain();
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const auto within = [&](double share) {  // bytes for the chain
       return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(budget - p.held_bytes())) - c.unmodelled_bytes();
     };

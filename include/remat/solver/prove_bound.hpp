@@ -29,7 +29,7 @@ inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::
     r.bound = std::max(r.bound, std::min(tiers::tier_bound(p, budget, stop), std::numeric_limits<double>::max()));
     return;
   }
-  const auto b = bound::min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);
+  const auto b = bound::min_cut_bound(p, budget, {.known_budget_bound = r.budget_bound}, stop);
   r.budget_bound = std::max(r.budget_bound, b.budget);
   if (std::isfinite(b.seconds))
     r.bound = std::max(r.bound, b.seconds);

@@ -50,13 +50,14 @@ class proving {
     monitor first(m, 0.8);
     auto r = judge(p, budget, name(), first, inner_.solve(p, budget, first));
     if (!r.found() || r.status == status::optimal) return r;
-    monitor then(m, 1, [&](progress x) {
+    monitor bound_monitor(m, 1, [&](progress x) {
       x.best = r.seconds, x.bound = std::max(x.bound, r.bound);
       m.report(std::move(x));
       return control::go_on;
     });
-    const auto known = [&](const auto&, const auto&, double) { return r.seconds; };
-    const auto proven = bound::multi_cut_bound<B>(p, budget, then, {.moments = 10, .reach = 1}, backend_, known).seconds;
+    const auto known_seconds = [&](const auto&, const auto&, double) { return r.seconds; };
+    const auto proven =
+        bound::multi_cut_bound<B>(p, budget, bound_monitor, {.moments = 10, .reach = 1}, backend_, known_seconds).seconds;
     if (std::isfinite(proven)) r.bound = std::max(r.bound, proven);  // infinity is wrong: a schedule is known
     return r;
   }

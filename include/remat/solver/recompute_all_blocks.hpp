@@ -70,7 +70,7 @@ class recompute_all_blocks {
   std::vector<operations> blocks(const problem& p, const operations& needed, const monitor& m) const {
     std::vector<operations> list;
     if (options_.cuts.empty()) {
-      for (auto& b : structure::find_partition(p, options_.blocks, m.stop())) list.push_back(std::move(b.forward));
+      for (auto& b : structure::find_partition(p, options_.blocks, m.stop_check())) list.push_back(std::move(b.forward));
     } else {
       const auto begin = needed[structure::backward_start(p, needed, options_.blocks.backward_start)];
       list.resize(options_.cuts.size() + 1);

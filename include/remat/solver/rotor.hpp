@@ -52,15 +52,15 @@ class rotor {
     std::vector<std::size_t> sizes = {4, 8, 16};  ///< operations per part in further cuts of the graph, each >= 1
     std::size_t slots = 2000;                     ///< most units of memory of a table, >= 1
     std::size_t table_links = 400;                ///< longer chains are searched a few times, without a table; in [1, 2000]
-    std::size_t labels = 1 << 20;                 ///< `fastest_persistent_options::most_labels`, >= 1
+    std::size_t labels = 1 << 20;                 ///< `fastest_persistent_options::max_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
   /// @throws bad_option naming the member that is out of range
   explicit rotor(const options& o) : options_(o) {
     if (o.slots < 1) throw bad_option("rotor.slots must be >= 1, got 0");
-    if (o.table_links < 1 || o.table_links > chain::persistent_table::most_links)
-      throw bad_option("rotor.table_links must be in [1, " + std::to_string(chain::persistent_table::most_links) + "], got " +
+    if (o.table_links < 1 || o.table_links > chain::persistent_table::max_links)
+      throw bad_option("rotor.table_links must be in [1, " + std::to_string(chain::persistent_table::max_links) + "], got " +
                        std::to_string(o.table_links));
     if (o.labels < 1) throw bad_option("rotor.labels must be >= 1, got 0");
   }
@@ -74,7 +74,7 @@ class rotor {
       all->scope_bound = evaluate(p, all->schedule).seconds;
       return *std::move(all);
     }
-    return ground(p, options_, budget, m).solve(budget, m);
+    return shared_state(p, options_, budget, m).solve(budget, m);
   }
 
   /// Solves for several budgets with one table.
@@ -86,10 +86,10 @@ class rotor {
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     std::vector<result> results;
     if (budgets.empty()) return results;
-    const ground shared(p, options_, *std::max_element(budgets.begin(), budgets.end()), m);
+    const shared_state state(p, options_, *std::max_element(budgets.begin(), budgets.end()), m);
     for (std::size_t k = 0; k < budgets.size(); ++k)
       results.push_back(budget_slice(p, budgets[k], name(), m, static_cast<double>(budgets.size() - k),
-                                     [&](monitor& part) { return shared.solve(budgets[k], part); }));
+                                     [&](monitor& part) { return state.solve(budgets[k], part); }));
     return results;
   }
 
@@ -97,16 +97,16 @@ class rotor {
   static constexpr const char* scope = "persistent schedules of the chain";
 
   /// One way to cut the graph into a chain, with its table.
-  class cutting {
+  class chain_cut {
    public:
-    cutting(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
-        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, m.stop())) {
+    chain_cut(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
+        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, m.stop_check())) {
       const auto n = parts_.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - chain().unmodelled_bytes()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, m.stop()});
+      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, m.stop_check()});
     }
 
     std::size_t size() const { return parts_.size(); }
@@ -114,10 +114,10 @@ class rotor {
     /// @return a lower bound on the time of all these schedules, s
     double search(bytes_t budget, incumbent& best, monitor& m) const {
       if (size() < 2) return std::numeric_limits<double>::infinity();
-      const auto until = m.elapsed() + 0.3 * m.remaining();
-      const auto answer =
-          chain::fastest_persistent(chain().model(), budget - chain().unmodelled_bytes(),
-                                    {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
+      const auto deadline = m.elapsed() + 0.3 * m.remaining();
+      const auto answer = chain::fastest_persistent(
+          chain().model(), budget - chain().unmodelled_bytes(),
+          {.max_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > deadline; }});
       if (answer.found() && best.offer(chain().order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + parts_.alone();
     }
@@ -136,13 +136,13 @@ class rotor {
     /// so the search goes on for a while after the first that fits.
     void read_table(bytes_t budget, incumbent& best, monitor& m) const {
       const auto front = table_->front();
-      std::size_t more = 100;
+      std::size_t remaining_tries = 100;
       bool fits = false;
-      for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
-        const auto order = chain().order(table_->steps(at->first));
+      for (auto point = front.rbegin(); point != front.rend() && remaining_tries > 0 && !m.stopped(); ++point) {
+        const auto order = chain().order(table_->steps(point->first));
         fits = fits || measure_order(p_, order).peak <= budget;
         if (best.offer(order)) best.report(m, "table");
-        if (fits) --more;
+        if (fits) --remaining_tries;
       }
     }
 
@@ -154,16 +154,16 @@ class rotor {
   };
 
   /// State shared by the answers for all budgets: the chain of blocks, and the other cuts.
-  class ground {
+  class shared_state {
    public:
-    ground(const problem& p, const options& o, bytes_t budget, monitor& m) : p_(p) {
-      cuttings_.emplace_back(p, o, o.blocks, budget, m);
+    shared_state(const problem& p, const options& o, bytes_t budget, monitor& m) : p_(p) {
+      cuts_.emplace_back(p, o, o.blocks, budget, m);
       for (const auto size : o.sizes)
         if (!m.stopped())
-          cuttings_.emplace_back(
+          cuts_.emplace_back(
               p, o,
               structure::partition_options{
-                  .backward_start = o.blocks.backward_start, .size = size, .most = std::min(o.table_links, most_parts)},
+                  .backward_start = o.blocks.backward_start, .size = size, .most = std::min(o.table_links, max_parts)},
               budget, m);
     }
     result solve(bytes_t budget, monitor& m) const {
@@ -171,9 +171,9 @@ class rotor {
       incumbent best(p_, budget);
       best.offer(needed_operations(p_));
       r.scope = scope;
-      r.scope_bound = cuttings_.front().search(budget, best, m);
+      r.scope_bound = cuts_.front().search(budget, best, m);
       bool any = false;
-      for (const auto& c : cuttings_) {
+      for (const auto& c : cuts_) {
         any = any || c.size() > 1;
         if (!m.stopped()) c.search_around(budget, best, m);
       }
@@ -183,9 +183,9 @@ class rotor {
     }
 
    private:
-    static constexpr std::size_t most_parts = 200;  // of the other cuts; more parts take long and gain nothing
+    static constexpr std::size_t max_parts = 200;  // of the other cuts; more parts take long and gain nothing
     const problem& p_;
-    std::list<cutting> cuttings_;
+    std::list<chain_cut> cuts_;
   };
 
   options options_;

@@ -25,7 +25,7 @@ namespace remat {
 
 namespace detail {
 
-/// The recursion of `order_by_separators`. An operation with a positive count in `holds_` has its results on the device.
+/// The recursion of `order_by_separators`. An operation with a positive count in `hold_count_` has its results on the device.
 class separator_walk {
  public:
   separator_walk(const problem& p, const structure::separator_tree& tree, std::size_t leaf, std::size_t limit,
@@ -35,14 +35,14 @@ class separator_walk {
         leaf_(leaf),
         limit_(limit),
         stop_(stop),
-        first_(p.operations().size() + 1, 0),
-        holds_(p.operations().size(), 0),
-        mark_(holds_.size(), 0),
-        stage_(holds_.size(), 0) {
-    for (operation_id o = 0; o < holds_.size(); ++o) {
+        first_producer_(p.operations().size() + 1, 0),
+        hold_count_(p.operations().size(), 0),
+        visited_(hold_count_.size(), 0),
+        stage_(hold_count_.size(), 0) {
+    for (operation_id o = 0; o < hold_count_.size(); ++o) {
       for (auto v : p.operations()[o].inputs)
-        if (!p.is_source(v)) makers_.push_back(p.producer(v));
-      first_[o + 1] = makers_.size();
+        if (!p.is_source(v)) producers_.push_back(p.producer(v));
+      first_producer_[o + 1] = producers_.size();
     }
   }
 
@@ -50,43 +50,44 @@ class separator_walk {
   /// @param wanted operations within `part`
   /// @return false if it gave up
   bool compute(std::size_t part, const std::vector<operation_id>& wanted) {
-    const auto& here = tree_.parts()[part];
+    const auto& this_part = tree_.parts()[part];
     std::vector<operation_id> missing;
     for (auto o : wanted) {
-      if (holds_[o] > 0)
-        ++holds_[o];
+      if (hold_count_[o] > 0)
+        ++hold_count_[o];
       else
         missing.push_back(o);
     }
     if (missing.empty()) return true;
     auto own = closure(part, missing);  // operations computed here, whose results stay until the end
-    const bool divided = !here.children.empty() && here.operations > leaf_;
-    const auto children = divided ? here.children.size() : 0;
-    std::vector<std::vector<std::pair<index_t, operation_id>>> pending(children);  // stage, wanted operation
+    const bool divided = !this_part.children.empty() && this_part.operations > leaf_;
+    const auto children = divided ? this_part.children.size() : 0;
+    std::vector<std::vector<std::pair<index_t, operation_id>>> wanted_later(children);  // stage, wanted operation
     if (divided) {
       own = separator(part, own);
       for (auto o : missing)
-        if (tree_.home(o) != part) pending[child(here, o)].emplace_back(stage_[o], o);
+        if (tree_.part_of(o) != part) wanted_later[child(this_part, o)].emplace_back(stage_[o], o);
     }
     std::vector<std::vector<operation_id>> reads(children);
     for (std::size_t k = 0; k < own.size(); ++k) {
       if (divided) {
-        for (auto maker : makers(own[k]))
-          if (tree_.within(maker, part) && tree_.home(maker) != part) reads[child(here, maker)].push_back(maker);
+        for (auto producer : producers(own[k]))
+          if (tree_.is_within(producer, part) && tree_.part_of(producer) != part)
+            reads[child(this_part, producer)].push_back(producer);
         for (std::size_t c = 0; c < reads.size(); ++c)
-          if (!reads[c].empty() && !compute(here.children[c], with_pending(reads[c], pending[c], k))) return false;
+          if (!reads[c].empty() && !compute(this_part.children[c], with_ready(reads[c], wanted_later[c], k))) return false;
       }
       if (!run(own[k])) return false;
       for (auto& list : reads) {
-        for (auto o : list) --holds_[o];
+        for (auto o : list) --hold_count_[o];
         list.clear();
       }
     }
-    for (std::size_t c = 0; c < pending.size(); ++c)
-      if (!pending[c].empty() && !compute(here.children[c], with_pending({}, pending[c], own.size()))) return false;
+    for (std::size_t c = 0; c < wanted_later.size(); ++c)
+      if (!wanted_later[c].empty() && !compute(this_part.children[c], with_ready({}, wanted_later[c], own.size()))) return false;
     for (auto o : missing)
-      if (!divided || tree_.home(o) == part) ++holds_[o];
-    for (auto o : own) --holds_[o];
+      if (!divided || tree_.part_of(o) == part) ++hold_count_[o];
+    for (auto o : own) --hold_count_[o];
     return true;
   }
 
@@ -94,19 +95,21 @@ class separator_walk {
 
  private:
   /// The operations that make the inputs of `o`.
-  std::span<const operation_id> makers(operation_id o) const { return {makers_.data() + first_[o], first_[o + 1] - first_[o]}; }
+  std::span<const operation_id> producers(operation_id o) const {
+    return {producers_.data() + first_producer_[o], first_producer_[o + 1] - first_producer_[o]};
+  }
   /// The operations within `part` that have to run for `wanted`, ascending.
   std::vector<operation_id> closure(std::size_t part, const std::vector<operation_id>& wanted) {
     ++stamp_;
     std::vector<operation_id> list;
     const auto add = [&](operation_id o) {
-      if (holds_[o] > 0 || mark_[o] == stamp_ || !tree_.within(o, part)) return;
-      mark_[o] = stamp_;
+      if (hold_count_[o] > 0 || visited_[o] == stamp_ || !tree_.is_within(o, part)) return;
+      visited_[o] = stamp_;
       list.push_back(o);
     };
     for (auto o : wanted) add(o);
     for (std::size_t i = 0; i < list.size(); ++i)
-      for (auto maker : makers(list[i])) add(maker);
+      for (auto producer : producers(list[i])) add(producer);
     if (list.empty()) return list;
     const auto [low, high] = std::minmax_element(list.begin(), list.end());
     const operation_id first = *low, last = *high;
@@ -115,7 +118,7 @@ class separator_walk {
     } else {  // most are neighbours: a pass over the marks is faster than a sort
       list.clear();
       for (auto o = first; o <= last; ++o)
-        if (mark_[o] == stamp_) list.push_back(o);
+        if (visited_[o] == stamp_) list.push_back(o);
     }
     return list;
   }
@@ -125,30 +128,31 @@ class separator_walk {
     std::vector<operation_id> chosen;
     for (auto o : list) {
       stage_[o] = 0;
-      for (auto maker : makers(o))
-        if (mark_[maker] == stamp_) stage_[o] = std::max(stage_[o], stage_[maker]);
-      if (tree_.home(o) != part) continue;
+      for (auto producer : producers(o))
+        if (visited_[producer] == stamp_) stage_[o] = std::max(stage_[o], stage_[producer]);
+      if (tree_.part_of(o) != part) continue;
       chosen.push_back(o);
       stage_[o] = static_cast<index_t>(chosen.size());
     }
     return chosen;
   }
   std::size_t child(const structure::separator_tree::part& x, operation_id o) const {
-    const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.home(o));
+    const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.part_of(o));
     return static_cast<std::size_t>(after - x.children.begin()) - 1;
   }
-  /// Moves from `pending` to `list` the operations that are wanted later and can run after `stage` operations of the separator.
-  static std::vector<operation_id> with_pending(std::vector<operation_id> list,
-                                                std::vector<std::pair<index_t, operation_id>>& pending, std::size_t stage) {
-    for (const auto& [needs, o] : pending)
+  /// Moves from `wanted_later` to `list` the operations that are wanted later and can run after `stage` operations of the
+  /// separator.
+  static std::vector<operation_id> with_ready(std::vector<operation_id> list,
+                                              std::vector<std::pair<index_t, operation_id>>& wanted_later, std::size_t stage) {
+    for (const auto& [needs, o] : wanted_later)
       if (needs <= stage) list.push_back(o);
-    std::erase_if(pending, [&](const auto& x) { return x.first <= stage; });
+    std::erase_if(wanted_later, [&](const auto& x) { return x.first <= stage; });
     return list;
   }
   bool run(operation_id o) {
     if (order_.size() >= limit_ || (order_.size() % 64 == 0 && stop_ && stop_())) return false;
     order_.push_back(o);
-    holds_[o] = p_.operations()[o].once ? 2 : 1;  // results of a once-only operation stay for ever
+    hold_count_[o] = p_.operations()[o].once ? 2 : 1;  // results of a once-only operation stay for ever
     return true;
   }
 
@@ -157,9 +161,9 @@ class separator_walk {
   std::size_t leaf_, limit_;
   const std::function<bool()>& stop_;
   std::vector<operation_id> order_;
-  std::vector<operation_id> makers_;  // of all operations, one after the other
-  std::vector<std::size_t> first_;    // per operation: index of its first entry in `makers_`
-  std::vector<index_t> holds_, mark_, stage_;
+  std::vector<operation_id> producers_;      // of all operations, one after the other
+  std::vector<std::size_t> first_producer_;  // per operation: index of its first entry in `producers_`
+  std::vector<index_t> hold_count_, visited_, stage_;
   index_t stamp_ = 0;
 };
 
@@ -235,11 +239,11 @@ class twremat {
 
  private:
   void search(const problem& p, const std::vector<operation_id>& needed, bytes_t budget, incumbent& best, monitor& m) const {
-    const auto stop = m.stop();
+    const auto stop = m.stop_check();
     const auto report = [&](const char* stage) { best.report(m, stage); };
     const structure::separator_tree tree(p, needed, stop);
     best.report(m, "separators of width " + std::to_string(tree.width()));
-    std::vector<std::vector<operation_id>> orders = {needed}, good;
+    std::vector<std::vector<operation_id>> orders = {needed}, improving_orders;
     for (auto leaf = needed.size() - 1; leaf > 0 && !stop();) {
       auto order = order_by_separators(p, tree, leaf, options_.repetitions * needed.size(), stop);
       if (!order) break;  // smaller parts give longer orders
@@ -249,18 +253,18 @@ class twremat {
       }
       leaf = std::min(leaf - 1, static_cast<std::size_t>(static_cast<double>(leaf) / options_.shrink));
     }
-    if (best.found()) good.push_back(best.order());
+    if (best.found()) improving_orders.push_back(best.order());
     for (const double distance : order::eviction::distances)
       for (const auto& start : orders) {
         if (stop()) break;
         auto order = order::eviction(p, start).run(budget, {.distance = distance}, stop);
         if (order && best.offer(*order)) {
           report("evictions");
-          good.push_back(std::move(*order));
+          improving_orders.push_back(std::move(*order));
         }
       }
-    for (std::size_t i = good.size(); i-- > 0 && i + 4 >= good.size() && !stop();)
-      if (best.offer(order::retain_more(p, good[i], budget, stop))) report("retention");
+    for (std::size_t i = improving_orders.size(); i-- > 0 && i + 4 >= improving_orders.size() && !stop();)
+      if (best.offer(order::retain_more(p, improving_orders[i], budget, stop))) report("retention");
   }
 
   options options_;

@@ -40,7 +40,7 @@ class published_form : public staged_model {
   /// Complexity: O(stages (operations + edges)) columns, rows and entries.
   published_form(const problem& p, bytes_t budget, const staging& rules = {},
                  std::size_t = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
-      : staged_model(plain(p, budget, rules), budget) {
+      : staged_model(unrestricted_stages(p, budget, rules), budget) {
     for (std::size_t t = 0; t <= frame().size(); ++t) {
       if (stop && stop()) return;
       make_columns(t);
@@ -54,11 +54,11 @@ class published_form : public staged_model {
 
  private:
   /// @throws bad_option if `rules` has a restriction, or as `stages` does
-  static stages plain(const problem& p, bytes_t budget, const staging& rules) {
+  static stages unrestricted_stages(const problem& p, bytes_t budget, const staging& rules) {
     if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
       throw bad_option("staging: the published form has no restrictions");
     stages s(p, budget, rules);
-    s.stays.assign(p.values().size(), false);  // values without bytes are treated like others
+    s.kept_throughout.assign(p.values().size(), false);  // values without bytes are treated like others
     return s;
   }
 
@@ -69,11 +69,11 @@ class published_form : public staged_model {
         if (k >= first)
           R(t, k).constant = 1;
         else if (frame().repeatable[k])
-          R(t, k) = rows().binary(frame().at(k).seconds / frame().second);
+          R(t, k) = rows().binary(frame().at(k).seconds / frame().seconds_per_unit);
       }
     for (value_id v = 0; v < frame().p->values().size(); ++v) {
       const auto k = frame().producer[v];
-      if (!frame().modelled[v] || (k != stages::nothing && k >= first)) continue;
+      if (!frame().modelled[v] || (k != stages::no_position && k >= first)) continue;
       if (t == frame().size())
         S(t, v).constant = frame().p->is_target(v);
       else if (t == 0)
@@ -85,16 +85,16 @@ class published_form : public staged_model {
 
   void make_rows(std::size_t t) {
     const auto last = frame().blocks[t].second;
-    const auto there = [&](value_id v) {
-      return frame().producer[v] == stages::nothing ? S(t, v) : R(t, frame().producer[v]) + S(t, v);
+    const auto available = [&](value_id v) {
+      return frame().producer[v] == stages::no_position ? S(t, v) : R(t, frame().producer[v]) + S(t, v);
     };
-    const auto exists = [&](value_id v) {
-      return frame().modelled[v] && (frame().producer[v] == stages::nothing || frame().producer[v] < last);
+    const auto may_exist = [&](value_id v) {
+      return frame().modelled[v] && (frame().producer[v] == stages::no_position || frame().producer[v] < last);
     };
     expression memory;
     for (value_id v = 0; v < frame().p->values().size(); ++v)
-      if (exists(v)) {
-        rows().at_most(S(t + 1, v), there(v));
+      if (may_exist(v)) {
+        rows().at_most(S(t + 1, v), available(v));
         memory.add(S(t, v), frame().size(v));
       }
     for (std::size_t k = 0; k < last; ++k) {
@@ -102,31 +102,31 @@ class published_form : public staged_model {
       for (auto v : frame().at(k).outputs) memory.add(run, frame().size(v));
       memory.compact();
       memory = running_sum(memory);
-      within_budget(memory + static_cast<double>(frame().at(k).workspace) / frame().byte * run);
+      within_budget(memory + static_cast<double>(frame().at(k).workspace) / frame().bytes_per_unit * run);
       for (auto v : frame().at(k).inputs)
         if (frame().modelled[v]) {
-          rows().at_most(run, there(v));
-          release(t, v, k, memory);
+          rows().at_most(run, available(v));
+          add_free_column(t, v, k, memory);
         }
-      for (auto v : frame().at(k).outputs) release(t, v, k, memory);
+      for (auto v : frame().at(k).outputs) add_free_column(t, v, k, memory);
     }
   }
 
   /// Makes FREE[t,v,k], and subtracts the bytes that it frees from `memory`.
-  void release(std::size_t t, value_id v, std::size_t k, expression& memory) {
+  void add_free_column(std::size_t t, value_id v, std::size_t k, expression& memory) {
     if (R(t, k).is_zero()) return;
-    auto hindrances = expression{{}, 1} - R(t, k) + S(t + 1, v);
+    auto reasons_to_keep = expression{{}, 1} - R(t, k) + S(t + 1, v);
     for (auto j : frame().uses[v])
-      if (j > k && j < frame().blocks[t].second) hindrances.add(R(t, j));
-    hindrances.compact();
-    double lowest = hindrances.constant, highest = hindrances.constant;
-    for (const auto& [column, factor] : hindrances.terms) (factor < 0 ? lowest : highest) += factor;
-    if (lowest > 0.5) return;
-    const auto may_go = expression{{}, 1} - hindrances;
-    next_is_largest_of({may_go});
+      if (j > k && j < frame().blocks[t].second) reasons_to_keep.add(R(t, j));
+    reasons_to_keep.compact();
+    double min_reasons = reasons_to_keep.constant, max_reasons = reasons_to_keep.constant;
+    for (const auto& [column, factor] : reasons_to_keep.terms) (factor < 0 ? min_reasons : max_reasons) += factor;
+    if (min_reasons > 0.5) return;
+    const auto may_be_freed = expression{{}, 1} - reasons_to_keep;
+    next_is_largest_of({may_be_freed});
     const auto free = rows().binary(0);
-    rows().at_least(free - may_go, 0);
-    rows().at_most(hindrances + highest * free, highest);
+    rows().at_least(free - may_be_freed, 0);
+    rows().at_most(reasons_to_keep + max_reasons * free, max_reasons);
     memory.add(free, -frame().size(v));
   }
 };

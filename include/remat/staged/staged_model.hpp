@@ -30,7 +30,7 @@ class staged_model {
   bool complete() const { return complete_; }
   const milp::model& model() const { return model_; }
   /// Seconds per unit of the objective.
-  double unit() const { return stages_.second; }
+  double unit() const { return stages_.seconds_per_unit; }
 
   /// Changes the budget. Only bounds of rows change, so one model serves many budgets.
   /// @param budget bytes, at least the budget of the construction
@@ -52,14 +52,14 @@ class staged_model {
       const auto [first, last] = stages_.blocks[s];
       std::vector<bool> run(last, false);
       for (std::size_t i = last; i-- > 0;) {
-        bool wanted = i >= first;
+        bool is_wanted = i >= first;
         for (auto v : stages_.at(i).outputs) {
-          if (wanted) break;
+          if (is_wanted) break;
           if (is_kept(S(s, v))) continue;
-          wanted = is_kept(S(s + 1, v));
-          for (auto j : stages_.uses[v]) wanted = wanted || (j < last && run[j]);
+          is_wanted = is_kept(S(s + 1, v));
+          for (auto j : stages_.uses[v]) is_wanted = is_wanted || (j < last && run[j]);
         }
-        run[i] = wanted;
+        run[i] = is_wanted;
       }
       for (std::size_t i = 0; i < last; ++i)
         if (run[i]) order.push_back(stages_.needed[i]);
@@ -76,31 +76,31 @@ class staged_model {
     std::vector<std::size_t> position(stages_.p->operations().size(), stages_.needed.size());
     for (std::size_t i = 0; i < stages_.needed.size(); ++i) position[stages_.needed[i]] = i;
     std::vector<std::size_t> starts;  // position in `order` of the first computation of each stage
-    std::size_t at = 0;
+    std::size_t done = 0;
     for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
       const auto [first, last] = stages_.blocks[stage];
-      starts.push_back(at);
+      starts.push_back(done);
       const bool end = first == stages_.needed.size();
       if (first == last && !end) continue;  // an empty stage stays empty: the next stage can run the same operations
-      for (std::size_t next = 0; next < last; ++next, ++at) {
-        if (at == order.size()) {
+      for (std::size_t next = 0; next < last; ++next, ++done) {
+        if (done == order.size()) {
           if (end) break;
           return std::nullopt;
         }
-        const auto i = position[order[at]];
+        const auto i = position[order[done]];
         if (i < next || i >= last || !set(x, R_[stage][i], 1)) return std::nullopt;
         next = i;
       }
     }
-    if (at != order.size()) return std::nullopt;
-    starts.push_back(at);
+    if (done != order.size()) return std::nullopt;
+    starts.push_back(done);
     liveness after(*stages_.p);
     for (std::size_t stage = stages_.size(); stage-- > 0;) {
-      for (at = starts[stage + 1]; at-- > starts[stage];) after.step_back(order[at]);
+      for (done = starts[stage + 1]; done-- > starts[stage];) after.step_back(order[done]);
       for (value_id v = 0; v < stages_.p->values().size(); ++v)
-        if (stages_.modelled[v] && !stages_.stays[v] && !set(x, S(stage, v), after.wanted(v))) return std::nullopt;
+        if (stages_.modelled[v] && !stages_.kept_throughout[v] && !set(x, S(stage, v), after.wanted(v))) return std::nullopt;
     }
-    for (const auto& d : derived_) {
+    for (const auto& d : dependent_columns_) {
       x[d.column] = 0;
       for (const auto& part : d.parts) x[d.column] = std::max(x[d.column], part.at(x));
     }
@@ -127,12 +127,12 @@ class staged_model {
 
   /// Adds the row `memory <= budget`, unless the bounds of the columns imply it.
   void within_budget(const expression& memory) {
-    if (builder_.most(memory) <= room_) return;
+    if (builder_.upper_bound(memory) <= room_) return;
     memory_rows_.push_back(builder_.rows());
     builder_.at_most(memory, room_);
   }
   /// Notes for `encode` that the next column to be made equals the largest of `parts`.
-  void next_is_largest_of(std::vector<expression> parts) { derived_.push_back({builder_.columns(), std::move(parts)}); }
+  void next_is_largest_of(std::vector<expression> parts) { dependent_columns_.push_back({builder_.columns(), std::move(parts)}); }
   /// Makes a column that equals `sum`.
   expression running_sum(const expression& sum) {
     next_is_largest_of({sum});
@@ -140,12 +140,12 @@ class staged_model {
   }
   /// Builds the model and ends the construction.
   void build() {
-    model_ = builder_.build(stages_.base_seconds / stages_.second);
+    model_ = builder_.build(stages_.base_seconds / stages_.seconds_per_unit);
     complete_ = true;
   }
 
  private:
-  struct derived {
+  struct dependent_column {
     int column;
     std::vector<expression> parts;
   };
@@ -161,8 +161,8 @@ class staged_model {
   remat::staged::stages stages_;
   double room_;  // the budget in units of the memory rows
   milp::builder builder_;
-  std::vector<std::vector<expression>> R_, S_;  // per stage
-  std::vector<derived> derived_;                // each follows from the columns before it
+  std::vector<std::vector<expression>> R_, S_;       // per stage
+  std::vector<dependent_column> dependent_columns_;  // each follows from the columns before it
   std::vector<int> memory_rows_;
   milp::model model_;
   bool complete_ = false;

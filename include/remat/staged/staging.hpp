@@ -56,16 +56,16 @@ inline std::vector<operation_id> first_computations(const problem& p, const sche
 /// most searches may last.
 /// @param method name of the method, for the message
 /// @param p      the problem
-/// @throws too_large if needed operations times (values + uses) exceed `most_cells`
+/// @throws too_large if needed operations times (values + uses) exceed `max_cells`
 /// Complexity: O(values + edges).
 inline void require_size(const std::string& method, const problem& p) {
-  constexpr std::size_t most_cells = 16'000'000;  // about 60 bytes each
+  constexpr std::size_t max_cells = 16'000'000;  // about 60 bytes each
   const auto needed = needed_operations(p);
   std::size_t cells = p.values().size();
   for (auto o : needed) cells += p.operations()[o].inputs.size();
-  if (cells > 0 && needed.size() > most_cells / cells)
+  if (cells > 0 && needed.size() > max_cells / cells)
     throw too_large(method + ": a model of " + std::to_string(needed.size()) + " operations with " + std::to_string(cells) +
-                    " values and uses is too large, the product may be " + std::to_string(most_cells) +
+                    " values and uses is too large, the product may be " + std::to_string(max_cells) +
                     " at most; use min_cut, hierarchical or automatic");
 }
 

@@ -73,9 +73,9 @@ class strong_form : public staged_model {
       : staged_model(stages(p, budget, rules), budget), longest_row_(longest_row), copies_(copies) {
     if (copies && !p.copies()) throw bad_option("strong_form.copies: the problem allows no copies");
     if (copies) {
-      const std::vector<expression> nothing(p.values().size());
-      M_in_.assign(frame().size() + 1, nothing);
-      pending_ = sent_ = nothing;
+      const std::vector<expression> zeros(p.values().size());
+      M_in_.assign(frame().size() + 1, zeros);
+      unfinished_prefetches_ = sent_to_host_ = zeros;
     }
     if (!make_columns(stop)) return;
     for (std::size_t s = 0; s < frame().size(); ++s) {
@@ -84,7 +84,7 @@ class strong_form : public staged_model {
     }
     if (copies)
       for (value_id v = 0; v < p.values().size(); ++v)
-        if (moves(v)) rows().at_most(sent_[v], {{}, 1});
+        if (is_movable(v)) rows().at_most(sent_to_host_[v], {{}, 1});
     build();
   }
 
@@ -107,12 +107,12 @@ class strong_form : public staged_model {
  private:
   using staged_model::R;
   /// May `v` be copied?
-  bool moves(value_id v) const {
+  bool is_movable(value_id v) const {
     const auto& x = frame().p->values()[v];
-    return copies_ && frame().modelled[v] && !frame().stays[v] && x.movable && x.bytes > 0;
+    return copies_ && frame().modelled[v] && !frame().kept_throughout[v] && x.movable && x.bytes > 0;
   }
   /// Is `v` on the device after the copies at the beginning of stage `s`, before any computation?
-  expression here(std::size_t s, value_id v) { return moves(v) ? S(s, v) + M_in_[s][v] : S(s, v); }
+  expression after_prefetches(std::size_t s, value_id v) { return is_movable(v) ? S(s, v) + M_in_[s][v] : S(s, v); }
 
   /// @return false if `stop` ended it
   bool make_columns(const std::function<bool()>& stop) {
@@ -122,18 +122,19 @@ class strong_form : public staged_model {
     for (std::size_t s = 0; s < count; ++s)
       for (std::size_t i = frame().blocks[s].first; i-- > 0;)
         for (auto v : frame().at(i).outputs) {
-          if (frame().stays[v]) continue;
-          const bool serves =
+          if (frame().kept_throughout[v]) continue;
+          const bool is_used =
               frame().rules.recompute_where_used
                   ? frame().used_in_block(s, v) || (frame().p->is_target(v) && s + 1 == count)
                   : frame().p->is_target(v) || (!frame().uses[v].empty() && frame().uses[v].back() >= frame().blocks[s].first);
           const auto is_useful = [&](std::size_t j) { return j < frame().blocks[s].first && useful[s][j]; };
-          if (frame().repeatable[i] && (serves || std::any_of(frame().uses[v].begin(), frame().uses[v].end(), is_useful)))
+          if (frame().repeatable[i] && (is_used || std::any_of(frame().uses[v].begin(), frame().uses[v].end(), is_useful)))
             useful[s][i] = true;
         }
-    auto later = useful;  // the same for stage s or a later one
+    auto useful_from_now = useful;  // the same for stage s or a later one
     for (std::size_t s = count; s-- > 0;)
-      for (std::size_t i = 0; i < frame().blocks[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
+      for (std::size_t i = 0; i < frame().blocks[s].first; ++i)
+        useful_from_now[s][i] = useful_from_now[s][i] || useful_from_now[s + 1][i];
 
     for (std::size_t s = 0; s <= count; ++s) {
       if (stop && stop()) return false;
@@ -143,28 +144,28 @@ class strong_form : public staged_model {
           if (i >= first)
             R(s, i).constant = 1;
           else if (useful[s][i])
-            R(s, i) = rows().binary(copies_ ? 0 : frame().at(i).seconds / frame().second);
+            R(s, i) = rows().binary(copies_ ? 0 : frame().at(i).seconds / frame().seconds_per_unit);
         }
       for (value_id v = 0; v < frame().p->values().size(); ++v) {
         const auto i = frame().producer[v];
-        if (!frame().modelled[v] || (i != stages::nothing && i >= first)) continue;
+        if (!frame().modelled[v] || (i != stages::no_position && i >= first)) continue;
         const auto& uses = frame().uses[v];
-        const bool certain = frame().p->is_target(v) || (!uses.empty() && uses.back() >= first);
-        const bool lasting = i == stages::nothing || !frame().repeatable[i];
+        const bool is_certain = frame().p->is_target(v) || (!uses.empty() && uses.back() >= first);
+        const bool cannot_be_recomputed = i == stages::no_position || !frame().repeatable[i];
         if (s == count)
           S(s, v).constant = frame().p->is_target(v);
-        else if (certain && ((lasting && !moves(v)) || frame().stays[v] || s == 0))
+        else if (is_certain && ((cannot_be_recomputed && !is_movable(v)) || frame().kept_throughout[v] || s == 0))
           S(s, v).constant = 1;
-        else if (frame().stays[v])
-          S(s, v).constant = std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; });
-        else if (frame().used_in_block(s, v) || certain ||
-                 std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; })) {
-          if (moves(v) && s > 0) M_in_[s][v] = rows().binary(0);
+        else if (frame().kept_throughout[v])
+          S(s, v).constant = std::any_of(uses.begin(), uses.end(), [&](auto j) { return useful_from_now[s][j]; });
+        else if (frame().used_in_block(s, v) || is_certain ||
+                 std::any_of(uses.begin(), uses.end(), [&](auto j) { return useful_from_now[s][j]; })) {
+          if (is_movable(v) && s > 0) M_in_[s][v] = rows().binary(0);
           if (!frame().used_in_block(s, v))
             S(s, v) = rows().binary(0);
           else
-            S(s, v) =
-                expression{{}, 1} - (moves(v) ? M_in_[s][v] : expression()) - (i == stages::nothing ? expression() : R(s, i));
+            S(s, v) = expression{{}, 1} - (is_movable(v) ? M_in_[s][v] : expression()) -
+                      (i == stages::no_position ? expression() : R(s, i));
         }
       }
     }
@@ -178,28 +179,29 @@ class strong_form : public staged_model {
     std::vector<std::vector<expression>> levels(frame().p->values().size());  // per value: L before each user, after the last
     std::vector<std::vector<std::size_t>> users(frame().p->values().size());
 
-    std::vector<expression> purpose(last);   // per operation: uses of its outputs that justify recomputing it
-    std::vector<bool> certain(last, false);  // per operation: is there such a use in any case?
+    std::vector<expression> purpose(last);      // per operation: uses of its outputs that justify recomputing it
+    std::vector<bool> is_certain(last, false);  // per operation: is there such a use in any case?
     for (value_id v = 0; v < frame().p->values().size(); ++v) {
       const auto i = frame().producer[v];
-      if (!frame().modelled[v] || (i != stages::nothing && i >= last)) continue;
+      if (!frame().modelled[v] || (i != stages::no_position && i >= last)) continue;
       for (auto j : frame().uses[v])
         if (j < last && !run(j).is_zero()) users[v].push_back(j);
       const auto& after = S(s + 1, v);
-      const auto before = i == stages::nothing || (frame().stays[v] && i < first) ? here(s, v) : run(i) + here(s, v);
+      const auto before = i == stages::no_position || (frame().kept_throughout[v] && i < first) ? after_prefetches(s, v)
+                                                                                                : run(i) + after_prefetches(s, v);
       auto& level = levels[v];
-      const auto others = [&](auto u) { return u != v && !frame().stays[u]; };
-      const bool byproduct =  // may be recomputed for another output, without being used
-          i != stages::nothing && !run(i).is_constant() &&
-          std::any_of(frame().at(i).outputs.begin(), frame().at(i).outputs.end(), others);
-      if (!byproduct && !users[v].empty()) level.push_back(before);
+      const auto is_other_output = [&](auto u) { return u != v && !frame().kept_throughout[u]; };
+      const bool is_byproduct =  // may be recomputed for another output, without being used
+          i != stages::no_position && !run(i).is_constant() &&
+          std::any_of(frame().at(i).outputs.begin(), frame().at(i).outputs.end(), is_other_output);
+      if (!is_byproduct && !users[v].empty()) level.push_back(before);
       for (std::size_t q = level.size(); q < users[v].size(); ++q) {
-        if (users[v].back() >= first || after.is_one() || frame().stays[v]) {
+        if (users[v].back() >= first || after.is_one() || frame().kept_throughout[v]) {
           level.push_back({{}, 1});
           continue;
         }
         std::vector<expression> parts = {after};
-        for (std::size_t later = q; later < users[v].size(); ++later) parts.push_back(run(users[v][later]));
+        for (std::size_t k = q; k < users[v].size(); ++k) parts.push_back(run(users[v][k]));
         next_is_largest_of(std::move(parts));
         level.push_back(rows().column(0, 0, 1));
       }
@@ -210,22 +212,22 @@ class strong_form : public staged_model {
         rows().at_most(level[q + 1], level[q]);
       }
 
-      live[v] = i == stages::nothing ? before : here(s, v);
-      if (frame().stays[v]) continue;
-      if (moves(v) || (i != stages::nothing && !run(i).is_constant())) rows().at_most(before, {{}, 1});
+      live[v] = i == stages::no_position ? before : after_prefetches(s, v);
+      if (frame().kept_throughout[v]) continue;
+      if (is_movable(v) || (i != stages::no_position && !run(i).is_constant())) rows().at_most(before, {{}, 1});
       const bool block_use = !users[v].empty() && users[v].back() >= first;
       expression use;
       for (auto j : users[v]) use.add(run(j));
-      if (!block_use && !after.is_one() && !moves(v)) rows().at_most(S(s, v), use + after);
-      if (i != stages::nothing) {
+      if (!block_use && !after.is_one() && !is_movable(v)) rows().at_most(S(s, v), use + after);
+      if (i != stages::no_position) {
         const bool at_end = frame().p->is_target(v) && s + 1 == frame().size();
         if (!frame().rules.recompute_where_used || at_end) use.add(after);
         purpose[i].add(use);
-        certain[i] = certain[i] || block_use || at_end || moves(v);
+        is_certain[i] = is_certain[i] || block_use || at_end || is_movable(v);
       }
     }
     for (std::size_t i = 0; i < last; ++i)
-      if (!run(i).is_constant() && !certain[i]) rows().at_most(run(i), purpose[i]);
+      if (!run(i).is_constant() && !is_certain[i]) rows().at_most(run(i), purpose[i]);
     make_memory_rows(s, live, levels);
     if (copies_) make_copy_rows(s);
   }
@@ -234,48 +236,48 @@ class strong_form : public staged_model {
   void make_copy_rows(std::size_t s) {
     const auto [first, last] = frame().blocks[s];
     const auto& rates = *frame().p->copies();
-    expression again, out, in, awaited, own;  // seconds
-    double block = 0;
+    expression recompute_seconds, to_host_seconds, to_device_seconds, awaited_seconds, own_seconds;
+    double block_seconds = 0;
     for (std::size_t i = 0; i < last; ++i) {
-      const double seconds = milp::in_units(frame().at(i).seconds, frame().second);
-      i < first ? void(again.add(R(s, i), seconds)) : void(block += seconds);
+      const double seconds = milp::in_units(frame().at(i).seconds, frame().seconds_per_unit);
+      i < first ? void(recompute_seconds.add(R(s, i), seconds)) : void(block_seconds += seconds);
     }
     const bool single = last == first + 1;
     for (value_id v = 0; v < frame().p->values().size(); ++v) {
       const auto i = frame().producer[v];
-      if (!moves(v) || (i != stages::nothing && i >= last)) continue;
-      const auto taken = [&](double rate) {
-        return milp::in_units(rates.latency + static_cast<double>(frame().p->values()[v].bytes) / rate, frame().second);
+      if (!is_movable(v) || (i != stages::no_position && i >= last)) continue;
+      const auto copy_seconds = [&](double rate) {
+        return milp::in_units(rates.latency + static_cast<double>(frame().p->values()[v].bytes) / rate, frame().seconds_per_unit);
       };
-      const auto there = here(s, v), made = i == stages::nothing ? there : R(s, i) + there;
-      rows().at_most(M_in_[s][v], sent_[v]);
-      if (!made.is_zero()) {
+      const auto present = after_prefetches(s, v), present_or_made = i == stages::no_position ? present : R(s, i) + present;
+      rows().at_most(M_in_[s][v], sent_to_host_[v]);
+      if (!present_or_made.is_zero()) {
         const auto part = rows().column(0, 0, 1);
-        rows().at_most(part, made);
-        sent_[v].add(part);
-        out.add(part, taken(rates.to_host));
-        if (single && i == first) own.add(part, taken(rates.to_host));
+        rows().at_most(part, present_or_made);
+        sent_to_host_[v].add(part);
+        to_host_seconds.add(part, copy_seconds(rates.to_host));
+        if (single && i == first) own_seconds.add(part, copy_seconds(rates.to_host));
       }
-      pending_[v].add(M_in_[s][v]);
-      if (!pending_[v].is_constant() && !there.is_zero()) {
+      unfinished_prefetches_[v].add(M_in_[s][v]);
+      if (!unfinished_prefetches_[v].is_constant() && !present.is_zero()) {
         const auto part = rows().column(0, 0, 1);
-        rows().at_most(part, there);
-        pending_[v].add(part, -1);
-        in.add(part, taken(rates.to_device));
-        if (single && frame().used_in_block(s, v)) awaited.add(part, taken(rates.to_device));
+        rows().at_most(part, present);
+        unfinished_prefetches_[v].add(part, -1);
+        to_device_seconds.add(part, copy_seconds(rates.to_device));
+        if (single && frame().used_in_block(s, v)) awaited_seconds.add(part, copy_seconds(rates.to_device));
       }
-      if (pending_[v].is_constant()) continue;
-      rows().at_least(pending_[v], 0);
-      const bool ends = frame().p->is_target(v) && s + 1 == frame().size();
-      rows().at_most(pending_[v], frame().used_in_block(s, v) || ends ? expression() : S(s + 1, v));
+      if (unfinished_prefetches_[v].is_constant()) continue;
+      rows().at_least(unfinished_prefetches_[v], 0);
+      const bool needed_at_end = frame().p->is_target(v) && s + 1 == frame().size();
+      rows().at_most(unfinished_prefetches_[v], frame().used_in_block(s, v) || needed_at_end ? expression() : S(s + 1, v));
       for (auto u : frame().uses[v])
-        if (u < first && !R(s, u).is_zero()) rows().at_most(pending_[v], expression{{}, 1} - R(s, u));
+        if (u < first && !R(s, u).is_zero()) rows().at_most(unfinished_prefetches_[v], expression{{}, 1} - R(s, u));
     }
-    const auto beyond = rows().column(1, 0, milp::infinity);
-    rows().at_most(again + own, beyond);
-    rows().at_most(out, beyond + expression{{}, block});
-    rows().at_most(in, beyond + expression{{}, block});
-    rows().at_most(awaited + own, beyond);
+    const auto seconds_beyond_block = rows().column(1, 0, milp::infinity);
+    rows().at_most(recompute_seconds + own_seconds, seconds_beyond_block);
+    rows().at_most(to_host_seconds, seconds_beyond_block + expression{{}, block_seconds});
+    rows().at_most(to_device_seconds, seconds_beyond_block + expression{{}, block_seconds});
+    rows().at_most(awaited_seconds + own_seconds, seconds_beyond_block);
   }
 
   /// @param live   per value: the part that is live when the stage starts
@@ -291,10 +293,11 @@ class strong_form : public staged_model {
     };
     for (std::size_t k = 0; k < frame().blocks[s].second; ++k) {
       if (R(s, k).is_zero()) continue;
-      for (auto v : frame().at(k).outputs) change(v, frame().stays[v] && S(s, v).is_one() ? S(s, v) : R(s, k) + here(s, v));
+      for (auto v : frame().at(k).outputs)
+        change(v, frame().kept_throughout[v] && S(s, v).is_one() ? S(s, v) : R(s, k) + after_prefetches(s, v));
       row.compact();
       if (row.terms.size() > longest_row_) row = running_sum(row);
-      within_budget(row + static_cast<double>(frame().at(k).workspace) / frame().byte * R(s, k));
+      within_budget(row + static_cast<double>(frame().at(k).workspace) / frame().bytes_per_unit * R(s, k));
       for (auto v : frame().at(k).outputs) change(v, levels[v].front());
       for (auto v : frame().at(k).inputs)
         if (frame().modelled[v]) change(v, levels[v][++used[v]]);
@@ -303,8 +306,8 @@ class strong_form : public staged_model {
 
   std::size_t longest_row_;
   bool copies_;
-  std::vector<std::vector<expression>> M_in_;  // per stage
-  std::vector<expression> pending_, sent_;     // per value, sums up to the current stage: M - I, O
+  std::vector<std::vector<expression>> M_in_;                     // per stage
+  std::vector<expression> unfinished_prefetches_, sent_to_host_;  // per value, sums up to the current stage: M - I, O
 };
 
 }  // namespace remat::staged

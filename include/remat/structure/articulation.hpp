@@ -31,27 +31,27 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
   if (ops.empty()) return {};
   const auto n = ops.size();
   const auto source = n, sink = n + 1;
-  std::vector<std::size_t> place(p.operations().size(), n);
-  for (std::size_t i = 0; i < n; ++i) place[ops[i]] = i;
+  std::vector<std::size_t> position(p.operations().size(), n);
+  for (std::size_t i = 0; i < n; ++i) position[ops[i]] = i;
   std::vector<std::vector<std::size_t>> neighbours(n + 2);
-  const auto join = [&](std::size_t a, std::size_t b) {
+  const auto connect = [&](std::size_t a, std::size_t b) {
     neighbours[a].push_back(b);
     neighbours[b].push_back(a);
   };
   for (std::size_t i = 0; i < n; ++i)
     for (auto v : p.operations()[ops[i]].inputs)
-      if (!p.is_source(v) && place[p.producer(v)] < n) join(place[p.producer(v)], i);
-  join(source, 0);
-  join(n - 1, sink);
+      if (!p.is_source(v) && position[p.producer(v)] < n) connect(position[p.producer(v)], i);
+  connect(source, 0);
+  connect(n - 1, sink);
 
   // Depth-first search without recursion. A vertex separates a child if no vertex below the child reaches above the vertex.
-  std::vector<std::size_t> order(n + 2, 0), low(n + 2, 0), next(n + 2, 0), path;  // order 0: not visited
+  std::vector<std::size_t> entered(n + 2, 0), low(n + 2, 0), next(n + 2, 0), path;  // entered 0: not visited
   std::vector<bool> separates(n + 2, false);
   std::size_t count = 0;
   const auto search = [&](std::size_t root) {
     std::size_t children = 0;
     const auto enter = [&](std::size_t x) {
-      order[x] = low[x] = ++count;
+      entered[x] = low[x] = ++count;
       path.push_back(x);
     };
     enter(root);
@@ -59,10 +59,10 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
       const auto x = path.back();
       if (next[x] < neighbours[x].size()) {
         const auto y = neighbours[x][next[x]++];
-        if (order[y] == 0)
+        if (entered[y] == 0)
           enter(y);
         else
-          low[x] = std::min(low[x], order[y]);  // also for the parent, where it changes nothing
+          low[x] = std::min(low[x], entered[y]);  // also for the parent, where it changes nothing
         continue;
       }
       path.pop_back();
@@ -71,14 +71,14 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
       low[parent] = std::min(low[parent], low[x]);
       if (parent == root)
         ++children;
-      else if (low[x] >= order[parent])
+      else if (low[x] >= entered[parent])
         separates[parent] = true;
     }
     separates[root] = children > 1;
   };
   search(source);
   for (std::size_t i = 0; i < n; ++i)
-    if (order[i] == 0) search(i);
+    if (entered[i] == 0) search(i);
   std::vector<operation_id> points;
   for (std::size_t i = 0; i < n; ++i)
     if (separates[i]) points.push_back(ops[i]);

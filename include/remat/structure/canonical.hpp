@@ -50,33 +50,34 @@ inline std::uint64_t mixed(std::vector<std::uint64_t> words) {
 inline canonical_form canonical(const problem& p) {
   const auto& ops = p.operations();
   const auto& values = p.values();
-  const auto own = [&](value_id v) {
+  const auto own_hash = [&](value_id v) {
     return detail::mixed(static_cast<std::uint64_t>(values[v].bytes),
                          std::uint64_t{values[v].held} + 2u * std::uint64_t{p.is_target(v)} + 4u * std::uint64_t{p.is_source(v)});
   };
-  std::vector<std::uint64_t> above(ops.size()), colour(ops.size()), from(values.size()), towards(values.size());
-  for (value_id v = 0; v < values.size(); ++v) from[v] = own(v);
+  std::vector<std::uint64_t> ancestry(ops.size()), whole(ops.size()), past(values.size()), future(values.size());
+  for (value_id v = 0; v < values.size(); ++v) past[v] = own_hash(v);
   for (operation_id o = 0; o < ops.size(); ++o) {
     std::vector<std::uint64_t> words;
-    for (auto v : ops[o].inputs) words.push_back(from[v]);
+    for (auto v : ops[o].inputs) words.push_back(past[v]);
     auto h = detail::mixed(std::move(words));
     h = detail::mixed(detail::mixed(h, std::bit_cast<std::uint64_t>(ops[o].seconds)),
                       2u * static_cast<std::uint64_t>(ops[o].workspace) + ops[o].once);
-    above[o] = h;
+    ancestry[o] = h;
     for (std::size_t k = 0; k < ops[o].outputs.size(); ++k) {
-      auto& f = from[ops[o].outputs[k]];
+      auto& f = past[ops[o].outputs[k]];
       f = detail::mixed(detail::mixed(f, h), k);
     }
   }
   std::vector<std::vector<std::uint64_t>> readers(values.size());
   for (auto o = operation_id(ops.size()); o-- > 0;) {
-    std::uint64_t h = above[o];
-    for (auto v : ops[o].outputs) h = detail::mixed(h, towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v]))));
-    colour[o] = h;
+    std::uint64_t h = ancestry[o];
+    for (auto v : ops[o].outputs)
+      h = detail::mixed(h, future[v] = detail::mixed(own_hash(v), detail::mixed(std::move(readers[v]))));
+    whole[o] = h;
     for (auto v : ops[o].inputs) readers[v].push_back(h);
   }
   for (value_id v = 0; v < values.size(); ++v)
-    if (p.is_source(v)) towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v])));
+    if (p.is_source(v)) future[v] = detail::mixed(own_hash(v), detail::mixed(std::move(readers[v])));
 
   canonical_form form;
   std::vector<std::vector<std::size_t>> makers(ops.size());
@@ -91,16 +92,15 @@ inline canonical_form canonical(const problem& p) {
          {static_cast<std::uint64_t>(values[v].bytes), std::uint64_t{values[v].held}, std::uint64_t{p.is_target(v)}})
       form.words.push_back(w);
   };
-  for (const operation_id o : topological_order(makers, [&](std::size_t at) { return colour[at]; })) {
+  for (const operation_id o : topological_order(makers, [&](std::size_t at) { return whole[at]; })) {
     form.operations.push_back(o);
     const auto& op = ops[o];
     for (std::uint64_t w : {std::bit_cast<std::uint64_t>(op.seconds), static_cast<std::uint64_t>(op.workspace),
                             std::uint64_t{op.once}, std::uint64_t{op.inputs.size()}, std::uint64_t{op.outputs.size()}})
       form.words.push_back(w);
     auto inputs = op.inputs;
-    std::stable_sort(inputs.begin(), inputs.end(), [&](value_id a, value_id b) {
-      return std::tuple(number[a], towards[a]) < std::tuple(number[b], towards[b]);
-    });
+    std::stable_sort(inputs.begin(), inputs.end(),
+                     [&](value_id a, value_id b) { return std::tuple(number[a], future[a]) < std::tuple(number[b], future[b]); });
     for (auto v : inputs) {
       const bool known = number[v] != none;
       form.words.push_back(known ? number[v] : none);

@@ -85,7 +85,7 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
       next[v] = q;
     }
     if (q > backward_start) continue;
-    const auto best = spared.where_most();
+    const auto best = spared.position_of_max();
     cuts[q] = {q, best + backward_start, -spared.at(best)};
   }
   return cuts;
@@ -165,7 +165,7 @@ inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<op
 inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, std::size_t n, double size, bool thinnest,
                                            double& cost) {
   const auto backward_start = all.size() - 1;
-  const auto around = static_cast<std::size_t>(2 * size) + 2;  // a cut is compared with the mean of the cuts around it
+  const auto window = static_cast<std::size_t>(2 * size) + 2;  // a cut is compared with the mean of the cuts around it
   std::vector<double> sum(backward_start + 2, 0), count(backward_start + 2, 0);
   for (std::size_t q = 0; q <= backward_start; ++q) {
     const bool cut = all[q].crossing >= 0;
@@ -175,25 +175,26 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
   struct state {
     nested_cut cut;
     double price, best;
-    std::size_t before;
+    std::size_t previous;
   };
   std::vector<state> states = {{{0, n, 0}, 0, 0, 0}};
   for (std::size_t q = 1; q < backward_start; ++q) {
     if (all[q].crossing < 0) continue;
     if (thinnest && all[q].crossing > std::min(all[q - 1].crossing, all[q + 1].crossing)) continue;
-    const auto from = q > around ? q - around : 0, to = std::min(backward_start + 1, q + around + 1);
+    const auto from = q > window ? q - window : 0, to = std::min(backward_start + 1, q + window + 1);
     const double bytes = sum[to] - sum[from], cuts = count[to] - count[from];
     states.push_back({all[q], 0.1 + (bytes > 0 ? 2 * static_cast<double>(all[q].crossing) * cuts / bytes : 0), 0, 0});
   }
-  constexpr std::size_t reach = 96;  // candidates to look back at; more only if they do not nest or are close together
-  const auto looks = static_cast<double>(states.size()) * std::min(static_cast<double>(states.size()), 4 * size + reach);
-  if (const auto group = static_cast<std::size_t>(looks / 5e7) + 1; group > 1) {  // huge graphs: the cheapest of each group
-    std::vector<state> fewer = {states[0]};
+  constexpr std::size_t min_look_back = 96;  // candidates to look back at; more only if they do not nest or are close together
+  const auto comparisons =
+      static_cast<double>(states.size()) * std::min(static_cast<double>(states.size()), 4 * size + min_look_back);
+  if (const auto group = static_cast<std::size_t>(comparisons / 5e7) + 1; group > 1) {  // huge graphs: the cheapest of each group
+    std::vector<state> cheapest = {states[0]};
     for (std::size_t from = 1; from < states.size(); from += group)
-      fewer.push_back(*std::min_element(states.begin() + static_cast<std::ptrdiff_t>(from),
-                                        states.begin() + static_cast<std::ptrdiff_t>(std::min(from + group, states.size())),
-                                        [](const auto& a, const auto& b) { return a.price < b.price; }));
-    states = std::move(fewer);
+      cheapest.push_back(*std::min_element(states.begin() + static_cast<std::ptrdiff_t>(from),
+                                           states.begin() + static_cast<std::ptrdiff_t>(std::min(from + group, states.size())),
+                                           [](const auto& a, const auto& b) { return a.price < b.price; }));
+    states = std::move(cheapest);
   }
   states.push_back({{backward_start, backward_start, 0}, 0, 0, 0});
   for (std::size_t j = 1; j < states.size(); ++j) {
@@ -204,13 +205,13 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
       if (outer.cut.backward < s.cut.backward) continue;
       const auto operations = static_cast<double>(s.cut.forward - outer.cut.forward + (outer.cut.backward - s.cut.backward));
       const double total = outer.best + s.price + operations * operations / (size * size);
-      if (total < s.best) s.best = total, s.before = i;
-      if (j - i > reach && operations > 4 * size) break;
+      if (total < s.best) s.best = total, s.previous = i;
+      if (j - i > min_look_back && operations > 4 * size) break;
     }
   }
   cost = states.back().best;
   std::vector<nested_cut> chosen;
-  for (auto j = states.back().before; j > 0; j = states[j].before) chosen.push_back(states[j].cut);
+  for (auto j = states.back().previous; j > 0; j = states[j].previous) chosen.push_back(states[j].cut);
   std::reverse(chosen.begin(), chosen.end());
   return chosen;
 }
@@ -239,6 +240,123 @@ inline std::vector<operation_id> without_once_at_ends(const problem& p, std::vec
   return run;
 }
 
+/// The search behind `find_partition`: tries starts of the backward, and keeps the cuts of the best one.
+class partition_search {
+ public:
+  /// @param p      the problem; must outlive the search, like the other arguments
+  /// @param needed `needed_operations(p)`, at least two
+  /// @param o      valid options
+  /// @param stop   polled between starts
+  partition_search(const problem& p, const std::vector<operation_id>& needed, const partition_options& o,
+                   const std::function<bool()>& stop)
+      : p_(p),
+        needed_(needed),
+        options_(o),
+        stop_(stop),
+        thinnest_(o.interface == 0 && o.size >= 20),
+        memory_(measure_order(p, needed)),
+        tiny_(memory_.peak / 1000) {}
+
+  void run() {
+    try_starts();
+    if (options_.interface > 0 && chosen_.empty()) {  // in a long chain, every value is tiny
+      tiny_ = 0;
+      try_starts();
+    }
+    limit_parts();
+  }
+
+  /// The parts between the chosen cuts.
+  partition parts() const {
+    partition parts;
+    const auto n = needed_.size(), backward_start = candidates_.size() - 1;
+    const auto run = [&](std::size_t from, std::size_t to) {
+      return without_once_at_ends(
+          p_, {needed_.begin() + static_cast<std::ptrdiff_t>(from), needed_.begin() + static_cast<std::ptrdiff_t>(to)});
+    };
+    for (std::size_t i = 0; i <= chosen_.size(); ++i) {
+      const bool first = i == 0, last = i == chosen_.size();
+      part x{run(first ? 0 : chosen_[i - 1].forward, last ? backward_start : chosen_[i].forward),
+             run(last ? backward_start : chosen_[i].backward, first ? n : chosen_[i - 1].backward)};
+      if (x.size() > (options_.interface > 0 ? 0u : 1u)) parts.push_back(std::move(x));
+    }
+    return parts;
+  }
+
+ private:
+  /// Tries the start that is known. If there is none, it tries guesses.
+  void try_starts() {
+    if (options_.backward_start || p_.backward_start()) return try_start(backward_start(p_, needed_, options_.backward_start));
+    try_near_peak();
+    try_innermost_part();
+    try_largest_memory();
+  }
+
+  /// The forward ends near the peak.
+  void try_near_peak() {
+    const auto peak = backward_start(p_, needed_);
+    for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
+      try_start(std::min(needed_.size() - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
+  }
+
+  /// A wrong guess spoils only the innermost part, so the search continues there.
+  void try_innermost_part() {
+    for (int round = 0; round < 6; ++round) {
+      const double before = min_cost_;
+      const auto [from, to] = innermost_part();
+      constexpr std::size_t tries = 12;
+      for (std::size_t k = 0; k < tries; ++k) try_start(from + (to - from) * k / tries);
+      if (!(min_cost_ < before)) break;
+    }
+  }
+
+  /// Within the innermost part the start matters little to the cuts. Prefers the position with the largest memory.
+  void try_largest_memory() {
+    const auto [from, to] = innermost_part();
+    if (options_.interface == 0) min_cost_ *= 1.1;
+    if (from < to) {
+      const auto first = memory_.memory.begin() + static_cast<std::ptrdiff_t>(from);
+      const auto largest = std::max_element(first, memory_.memory.begin() + static_cast<std::ptrdiff_t>(to));
+      try_start(static_cast<std::size_t>(largest - memory_.memory.begin()));
+    }
+  }
+
+  /// Chooses cuts for a start of the backward. Keeps them if they are the best so far.
+  void try_start(std::size_t backward_start) {
+    if (!candidates_.empty() && stop_ && stop_()) return;
+    auto candidates = options_.interface > 0 ? chain_cuts(p_, needed_, backward_start, options_.interface, tiny_)
+                                             : nested_cuts(p_, needed_, backward_start);
+    double cost = 0;
+    auto chosen = choose_cuts(candidates, needed_.size(), static_cast<double>(options_.size), thinnest_, cost);
+    if (cost < min_cost_) min_cost_ = cost, candidates_ = std::move(candidates), chosen_ = std::move(chosen);
+  }
+
+  /// The positions [first, second) inside the last cut.
+  std::pair<std::size_t, std::size_t> innermost_part() const {
+    if (chosen_.empty()) return {0, needed_.size()};
+    return {chosen_.back().forward, chosen_.back().backward};
+  }
+
+  /// Chooses fewer cuts if there are too many parts.
+  void limit_parts() {
+    const auto n = needed_.size();
+    auto size = 2 * options_.size;
+    while (chosen_.size() >= options_.most && n / size / 8 > options_.most) size *= 2;  // even these sizes leave too many parts
+    for (; chosen_.size() >= options_.most; size *= 2)
+      chosen_ = choose_cuts(candidates_, n, static_cast<double>(size), thinnest_, min_cost_);
+  }
+
+  const problem& p_;
+  const std::vector<operation_id>& needed_;
+  const partition_options& options_;
+  const std::function<bool()>& stop_;
+  bool thinnest_;  // false: small parts may have to be cut anywhere
+  order_cost memory_;
+  bytes_t tiny_;
+  std::vector<nested_cut> candidates_, chosen_;  // at every position of the forward; those that divide the parts
+  double min_cost_ = std::numeric_limits<double>::infinity();
+};
+
 }  // namespace detail
 
 /// Cuts the needed operations of `p`, in their order, into nested parts at places where few bytes cross.
@@ -265,68 +383,10 @@ inline std::vector<operation_id> without_once_at_ends(const problem& p, std::vec
 inline partition find_partition(const problem& p, const partition_options& o = {}, const std::function<bool()>& stop = {}) {
   o.validate(p);
   const auto needed = needed_operations(p);
-  const auto n = needed.size();
-  if (n < 2) return {};
-  const bool thinnest = o.interface == 0 && o.size >= 20;  // small parts may have to be cut anywhere
-  std::vector<detail::nested_cut> all, chosen;
-  double least = std::numeric_limits<double>::infinity();
-  const auto needs = measure_order(p, needed);
-  auto tiny = needs.peak / 1000;
-  const auto attempt = [&](std::size_t backward_start) {
-    if (!all.empty() && stop && stop()) return;
-    auto cuts = o.interface > 0 ? detail::chain_cuts(p, needed, backward_start, o.interface, tiny)
-                                : detail::nested_cuts(p, needed, backward_start);
-    double cost = 0;
-    auto some = detail::choose_cuts(cuts, n, static_cast<double>(o.size), thinnest, cost);
-    if (cost < least) least = cost, all = std::move(cuts), chosen = std::move(some);
-  };
-  const auto guess = [&] {
-    if (o.backward_start || p.backward_start()) return attempt(backward_start(p, needed, o.backward_start));
-    // The forward ends near the peak. A wrong guess spoils only the innermost part, so the search continues there.
-    const auto peak = backward_start(p, needed);
-    for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
-      attempt(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
-    const auto innermost = [&] {
-      return chosen.empty() ? std::pair{std::size_t{0}, n} : std::pair{chosen.back().forward, chosen.back().backward};
-    };
-    for (int round = 0; round < 6; ++round) {
-      const double before = least;
-      const auto [from, to] = innermost();
-      constexpr std::size_t tries = 12;
-      for (std::size_t k = 0; k < tries; ++k) attempt(from + (to - from) * k / tries);
-      if (!(least < before)) break;
-    }
-    // Within the innermost part the start matters little to the cuts. Prefer the position with the largest memory.
-    const auto [from, to] = innermost();
-    if (o.interface == 0) least *= 1.1;
-    if (from < to) {
-      const auto first = needs.memory.begin() + static_cast<std::ptrdiff_t>(from);
-      const auto largest = std::max_element(first, needs.memory.begin() + static_cast<std::ptrdiff_t>(to));
-      attempt(static_cast<std::size_t>(largest - needs.memory.begin()));
-    }
-  };
-  guess();
-  if (o.interface > 0 && chosen.empty()) {  // in a long chain, every value is tiny
-    tiny = 0;
-    guess();
-  }
-  auto size = 2 * o.size;
-  while (chosen.size() >= o.most && n / size / 8 > o.most) size *= 2;  // even these sizes leave too many parts
-  for (; chosen.size() >= o.most; size *= 2) chosen = detail::choose_cuts(all, n, static_cast<double>(size), thinnest, least);
-
-  partition parts;
-  const auto backward_start = all.size() - 1;
-  for (std::size_t i = 0; i <= chosen.size(); ++i) {
-    const auto run = [&](std::size_t from, std::size_t to) {
-      return detail::without_once_at_ends(
-          p, {needed.begin() + static_cast<std::ptrdiff_t>(from), needed.begin() + static_cast<std::ptrdiff_t>(to)});
-    };
-    const bool first = i == 0, last = i == chosen.size();
-    part piece{run(first ? 0 : chosen[i - 1].forward, last ? backward_start : chosen[i].forward),
-               run(last ? backward_start : chosen[i].backward, first ? n : chosen[i - 1].backward)};
-    if (piece.size() > (o.interface > 0 ? 0u : 1u)) parts.push_back(std::move(piece));
-  }
-  return parts;
+  if (needed.size() < 2) return {};
+  detail::partition_search search(p, needed, o, stop);
+  search.run();
+  return search.parts();
 }
 
 /// The parts without their once-only operations, which then stand alone. All remaining operations can be recomputed.

@@ -38,23 +38,23 @@ struct split_problem {
 inline split_problem split_values(const problem& p, bytes_t part_bytes) {
   if (part_bytes <= 0) throw bad_option("split_values: parts of " + std::to_string(part_bytes) + " bytes");
   const auto& values = p.values();
-  const auto stays = [&](const value& v) { return v.held || v.bytes <= part_bytes; };
+  const auto is_left_whole = [&](const value& v) { return v.held || v.bytes <= part_bytes; };
   split_problem result;
   std::vector<value> parts;
   std::vector<value_id> first;  // per value: index of its first part
   for (value_id v = 0; v < values.size(); ++v) {
     first.push_back(static_cast<value_id>(parts.size()));
-    auto left = values[v].bytes;
+    auto remaining_bytes = values[v].bytes;
     constexpr bytes_t limit = bytes_t{1} << 24;
-    if (!stays(values[v]) && left / part_bytes > limit - static_cast<bytes_t>(parts.size()))
+    if (!is_left_whole(values[v]) && remaining_bytes / part_bytes > limit - static_cast<bytes_t>(parts.size()))
       throw bad_option("split_values: more than 2^24 values with parts of " + std::to_string(part_bytes) + " bytes");
     do {
       auto part = values[v];
-      part.bytes = stays(values[v]) ? left : std::min(left, part_bytes);
-      left -= part.bytes;
+      part.bytes = is_left_whole(values[v]) ? remaining_bytes : std::min(remaining_bytes, part_bytes);
+      remaining_bytes -= part.bytes;
       parts.push_back(std::move(part));
       result.whole.push_back(v);
-    } while (left > 0);
+    } while (remaining_bytes > 0);
   }
   first.push_back(static_cast<value_id>(parts.size()));
 
@@ -68,7 +68,7 @@ inline split_problem split_values(const problem& p, bytes_t part_bytes) {
     for (index_t k = 0; k < first[a + 1] - first[a]; ++k)
       all.push_back({static_cast<value_id>(first[a] + k), static_cast<value_id>(first[b] + k)});
   };
-  auto x = p.parts();
+  auto x = p.members();
   x.values = std::move(parts);
   for (auto& op : x.operations) {
     op.inputs = parts_of(op.inputs);

@@ -20,7 +20,8 @@ namespace detail {
 /// source to the target that replaces it in the next step.
 class tier_path {
  public:
-  explicit tier_path(const tier_facts& facts) : p_(facts.p), needed_(facts.needed), tiers_(p_.tiers().size()), way_(facts.way) {}
+  explicit tier_path(const tier_facts& facts)
+      : p_(facts.p), needed_(facts.needed), tiers_(p_.tiers().size()), distance_(facts.distance) {}
 
   /// @param from  a source, or `none` for all sources
   /// @param to    a target that an operation makes
@@ -31,7 +32,7 @@ class tier_path {
   double seconds(value_id from, value_id to, tier_id there) const {
     std::vector<double> before(p_.values().size() * tiers_, never), after = before;
     const auto put = [&](value_id v, tier_id home, double then) {  // earliest times on all tiers, s; at home from `then` on
-      for (tier_id t = 0; t < tiers_; ++t) before[v * tiers_ + t] = home == any_tier ? then : then + way_(v, home, t);
+      for (tier_id t = 0; t < tiers_; ++t) before[v * tiers_ + t] = home == any_tier ? then : then + distance_(v, home, t);
     };
     for (value_id v = 0; v < p_.values().size(); ++v)
       if (p_.is_source(v) && (from == none || v == from)) put(v, p_.values()[v].starts, 0);
@@ -44,7 +45,7 @@ class tier_path {
       const auto& op = p_.operations()[o];
       for (auto v : op.outputs) put(v, op.on, first(op) + op.seconds);
     }
-    for (tier_id t = 0; t < tiers_; ++t) after[to * tiers_ + t] = there == any_tier ? 0 : way_(to, t, there);
+    for (tier_id t = 0; t < tiers_; ++t) after[to * tiers_ + t] = there == any_tier ? 0 : distance_(to, t, there);
     struct run {
       double sum = 0, head = -never, tail = -never;
     };
@@ -56,7 +57,7 @@ class tier_path {
       if (end == never) continue;
       for (auto v : op.inputs)
         for (tier_id t = 0; t < tiers_; ++t)
-          after[v * tiers_ + t] = std::max(after[v * tiers_ + t], op.seconds + end + way_(v, t, op.on));
+          after[v * tiers_ + t] = std::max(after[v * tiers_ + t], op.seconds + end + distance_(v, t, op.on));
       if (first(op) == never) continue;
       auto& r = runs[op.on];
       r.sum += op.seconds;
@@ -76,7 +77,7 @@ class tier_path {
   const problem& p_;
   const std::vector<operation_id>& needed_;
   const std::size_t tiers_;
-  const copy_distances& way_;
+  const copy_distances& distance_;
 };
 
 /// A lower bound on the time of every schedule: the longest path of operations and copies to a target on the tier where it must

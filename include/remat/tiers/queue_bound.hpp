@@ -30,7 +30,7 @@ inline double queue_bound(tier_facts& facts, bytes_t budget) {
   const auto& ops = p.operations();
   const auto& values = p.values();
   const auto links = p.links();
-  const auto& [places, wanted] = facts.where;
+  const auto& [places, wanted] = facts.places;
   std::vector<double> computed(p.tiers().size(), 0);
   for (auto o : facts.needed) computed[ops[o].on] += ops[o].seconds;
   std::map<std::string, double> queues;

@@ -13,8 +13,8 @@
 #include <remat/core/problem.hpp>
 #include <remat/tiers/path_bound.hpp>
 #include <remat/tiers/queue_bound.hpp>
+#include <remat/tiers/tier_turn.hpp>
 #include <remat/tiers/tiers_as_one.hpp>
-#include <remat/tiers/turn_bound.hpp>
 
 namespace remat::tiers {
 
@@ -46,16 +46,16 @@ inline double tier_bound(const problem& p, bytes_t budget, const std::function<b
   for (auto t : detail::turns_of(p))
     if (!(stop && stop())) best = std::max(best, turns.emplace_back(facts, stay, t).seconds(stop));
   for (const auto& [inside, room] : detail::tier_prefixes(p, budget))
-    for (const bool come : {false, true}) {  // sources that come give tighter bounds, but at other moments
+    for (const bool count_outside_sources : {false, true}) {  // sources that come give tighter bounds, but at other moments
       if (stop && stop()) return best;
-      const auto part = detail::as_plain(p, inside, come, facts.where);
-      if (bounds_without_search(part.p).budget > room) continue;
+      const auto relaxed = detail::relax_to_plain(p, inside, count_outside_sources, facts.places);
+      if (bounds_without_search(relaxed.p).budget > room) continue;
       for (const auto& turn : turns) {
         if (!p.next().empty() && turn.tier() != device_tier && !detail::is_gate(p, inside, turn.tier())) continue;
         if (stop && stop()) return best;
-        auto span = detail::passing(p, part.p, inside, facts.where);
-        turn.look_at(part, inside, span);
-        best = std::max(best, bound::copy_bound_in_span(part.p, room, &span, best, {}, stop));
+        auto span = detail::unavoidable_copies(p, relaxed.p, inside, facts.places);
+        turn.describe_span(relaxed, inside, span);
+        best = std::max(best, bound::copy_bound_in_span(relaxed.p, room, &span, best, {}, stop));
       }
     }
   return best;

@@ -40,11 +40,11 @@ class bridge_links {
 
   /// Indices into `p.links()`; empty if there is no path.
   const std::vector<std::size_t>& between(tier_id from, tier_id to) {
-    const auto [at, added] = known_.try_emplace({from, to});
+    const auto [entry, added] = known_.try_emplace({from, to});
     if (added && reaches(from, to, p_.links().size()))
       for (std::size_t l = 0; l < p_.links().size(); ++l)
-        if (!reaches(from, to, l)) at->second.push_back(l);
-    return at->second;
+        if (!reaches(from, to, l)) entry->second.push_back(l);
+    return entry->second;
   }
 
  private:
@@ -66,18 +66,18 @@ class bridge_links {
 };
 
 /// The tiers where values are made, and the tiers where they are needed.
-struct places {
+struct value_places {
   std::vector<tier_id> made;  ///< result of `first_places`
   /// Per value: the tiers where it is read or ends. Empty if no target needs the operation that makes it.
   std::vector<std::vector<tier_id>> wanted;
 };
 
-/// Finds the `places` of all values.
+/// Finds the `value_places` of all values.
 /// @param needed the operations that some target needs, ascending
 /// Complexity: O(values + edges).
-inline places find_places(const problem& p, const std::vector<operation_id>& needed) {
+inline value_places find_places(const problem& p, const std::vector<operation_id>& needed) {
   const auto& ops = p.operations();
-  places all{first_places(p), std::vector<std::vector<tier_id>>(p.values().size())};
+  value_places all{first_places(p), std::vector<std::vector<tier_id>>(p.values().size())};
   const auto want = [&](value_id v, tier_id t) {
     auto& list = all.wanted[v];
     if (t != any_tier && std::find(list.begin(), list.end(), t) == list.end()) list.push_back(t);
@@ -98,48 +98,48 @@ class copy_distances {
   explicit copy_distances(const problem& p) : tiers_(p.tiers().size()) {
     for (const auto& x : p.values()) add(p, static_cast<double>(x.bytes));
   }
-  double operator()(value_id v, tier_id from, tier_id to) const { return ways_[(v * tiers_ + from) * tiers_ + to]; }
+  double operator()(value_id v, tier_id from, tier_id to) const { return seconds_[(v * tiers_ + from) * tiers_ + to]; }
 
  private:
   void add(const problem& p, double bytes) {
     constexpr double never = std::numeric_limits<double>::infinity();
-    const auto first = ways_.size();
-    ways_.resize(first + tiers_ * tiers_, never);
-    auto* const ways = &ways_[first];
-    for (std::size_t t = 0; t < tiers_; ++t) ways[t * tiers_ + t] = 0;
-    for (const auto& l : p.links()) ways[l.from * tiers_ + l.to] = l.latency + bytes / l.rate;
-    for (std::size_t over = 0; over < tiers_ && tiers_ > 2; ++over)
+    const auto first = seconds_.size();
+    seconds_.resize(first + tiers_ * tiers_, never);
+    auto* const seconds = &seconds_[first];
+    for (std::size_t t = 0; t < tiers_; ++t) seconds[t * tiers_ + t] = 0;
+    for (const auto& l : p.links()) seconds[l.from * tiers_ + l.to] = l.latency + bytes / l.rate;
+    for (std::size_t via = 0; via < tiers_ && tiers_ > 2; ++via)
       for (std::size_t a = 0; a < tiers_; ++a)
         for (std::size_t b = 0; b < tiers_; ++b)
-          ways[a * tiers_ + b] = std::min(ways[a * tiers_ + b], ways[a * tiers_ + over] + ways[over * tiers_ + b]);
-    for (auto x = ways_.begin() + static_cast<std::ptrdiff_t>(first); x != ways_.end(); ++x)
+          seconds[a * tiers_ + b] = std::min(seconds[a * tiers_ + b], seconds[a * tiers_ + via] + seconds[via * tiers_ + b]);
+    for (auto x = seconds_.begin() + static_cast<std::ptrdiff_t>(first); x != seconds_.end(); ++x)
       if (*x == never) *x = 0;
   }
 
   std::size_t tiers_;
-  std::vector<double> ways_;
+  std::vector<double> seconds_;
 };
 
 /// The facts about a problem that several bounds need.
 struct tier_facts {
   explicit tier_facts(const problem& all)
-      : p(all), needed(needed_operations(all)), where(find_places(all, needed)), way(all), narrow(all) {}
+      : p(all), needed(needed_operations(all)), places(find_places(all, needed)), distance(all), bridges(all) {}
 
   /// Indices into `p.links()`: the links that copy `v` in every schedule.
   std::vector<std::size_t> links_passed(value_id v) {
     std::vector<std::size_t> links;
-    if (where.made[v] == any_tier) return links;
-    for (auto t : where.wanted[v])
-      for (auto l : narrow.between(where.made[v], t))
+    if (places.made[v] == any_tier) return links;
+    for (auto t : places.wanted[v])
+      for (auto l : bridges.between(places.made[v], t))
         if (std::find(links.begin(), links.end(), l) == links.end()) links.push_back(l);
     return links;
   }
 
   const problem& p;
   const std::vector<operation_id> needed;
-  const places where;
-  const copy_distances way;
-  bridge_links narrow;
+  const value_places places;
+  const copy_distances distance;
+  bridge_links bridges;
 };
 
 }  // namespace detail

@@ -22,13 +22,13 @@ namespace detail {
 
 /// One link in place of all links that leave a set of tiers, or of all that enter it. It is at least as fast as all of them
 /// together.
-/// @param out true: links from `inside` to the other tiers; false: links to `inside`
+/// @param outwards true: links from `inside` to the other tiers; false: links to `inside`
 /// @return a link of rate 0 if there are none
-inline copy_link links_across(const problem& p, tier_set inside, bool out) {
+inline copy_link links_across(const problem& p, tier_set inside, bool outwards) {
   copy_link all{device_tier, device_tier};
   double least = std::numeric_limits<double>::infinity();
   for (const auto& l : p.links()) {
-    if (inside.has(out ? l.to : l.from) || !inside.has(out ? l.from : l.to)) continue;
+    if (inside.has(outwards ? l.to : l.from) || !inside.has(outwards ? l.from : l.to)) continue;
     all.rate += l.rate;
     least = std::min(least, l.latency * l.rate);
   }
@@ -39,7 +39,7 @@ inline copy_link links_across(const problem& p, tier_set inside, bool out) {
 
 /// A relaxation of a problem with several tiers: some tiers, the device among them, become one device, and all others one host.
 /// Every schedule of the original problem gives a schedule of the relaxed one with the same time and no more memory.
-struct plain_part {
+struct plain_relaxation {
   problem p;
   std::vector<operation_id> operations;  ///< the operations of the original problem that `p` has, in its order
 };
@@ -48,31 +48,32 @@ struct plain_part {
 /// Operations on other tiers than the device take no time. A value that has to leave becomes a target that ends on the host. A
 /// value that may leave at the end becomes a target that ends anywhere; so do all targets of a cyclic schedule, because no
 /// operation waits for them.
-/// @param come  true: sources that start outside, on a known tier, start on the host; false: they take no room
-/// @param where `find_places` of `p`
+/// @param count_outside_sources true: sources that start outside, on a known tier, start on the host; false: they take no room
+/// @param places `find_places` of `p`
 /// Complexity: O(values + edges + links).
-inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& where) {
+inline plain_relaxation relax_to_plain(const problem& p, tier_set inside, bool count_outside_sources,
+                                       const value_places& places) {
   auto values = p.values();
   const auto& ops = p.operations();
   const auto needed = needed_operations(p);
-  std::vector<bool> there(values.size(), false);  // starts or is made inside
-  for (value_id v = 0; v < values.size(); ++v) there[v] = p.is_source(v) && inside.has(values[v].starts);
+  std::vector<bool> made_inside(values.size(), false);  // starts or is made inside
+  for (value_id v = 0; v < values.size(); ++v) made_inside[v] = p.is_source(v) && inside.has(values[v].starts);
   for (auto o : needed)
-    for (auto v : ops[o].outputs) there[v] = inside.has(ops[o].on);
+    for (auto v : ops[o].outputs) made_inside[v] = inside.has(ops[o].on);
   std::vector<value_id> targets;
   for (value_id v = 0; v < values.size(); ++v) {
-    const bool comes = come && p.is_source(v) && !there[v] && values[v].starts != any_tier;
-    const bool leaves = std::any_of(where.wanted[v].begin(), where.wanted[v].end(), [&](tier_id t) { return !inside.has(t); });
+    const bool comes = count_outside_sources && p.is_source(v) && !made_inside[v] && values[v].starts != any_tier;
+    const bool leaves = std::any_of(places.wanted[v].begin(), places.wanted[v].end(), [&](tier_id t) { return !inside.has(t); });
     const bool stays = p.is_target(v) && p.next().empty() && inside.has(values[v].ends);
-    if (!there[v] && !comes) values[v].bytes = 0;
-    values[v].held = values[v].held && there[v] && values[v].bytes > 0;
+    if (!made_inside[v] && !comes) values[v].bytes = 0;
+    values[v].held = values[v].held && made_inside[v] && values[v].bytes > 0;
     values[v].starts = comes ? tier_id(1) : device_tier;
     values[v].ends = device_tier;
-    if (!there[v] || !(p.is_target(v) || leaves)) continue;
+    if (!made_inside[v] || !(p.is_target(v) || leaves)) continue;
     targets.push_back(v);
     if (!stays) values[v].ends = leaves ? tier_id(1) : any_tier;
   }
-  plain_part part;
+  plain_relaxation relaxed;
   std::vector<operation> operations;
   for (auto o : needed) {
     if (!inside.has(ops[o].on)) continue;
@@ -84,26 +85,27 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
     targets.push_back(values.size());  // `op` must run even if only operations outside read its outputs
     op.outputs.push_back(values.size());
     values.push_back({.name = "done", .bytes = 0});
-    part.operations.push_back(o);
+    relaxed.operations.push_back(o);
     operations.push_back(std::move(op));
   }
   const auto up = links_across(p, inside, true), down = links_across(p, inside, false);
-  part.p = {p.name(), std::move(values), std::move(operations), std::move(targets),
-            copy_rates{up.rate, down.rate, std::min(up.latency, down.latency)}};
-  return part;
+  relaxed.p = {p.name(), std::move(values), std::move(operations), std::move(targets),
+               copy_rates{up.rate, down.rate, std::min(up.latency, down.latency)}};
+  return relaxed;
 }
 
 /// Adds up the copies between the tiers `inside` and the others that every schedule makes.
-/// @param plain the problem of the relaxation that `as_plain` makes of `p` and `inside`
-/// @param where `find_places` of `p`
+/// @param plain the problem of the relaxation that `relax_to_plain` makes of `p` and `inside`
+/// @param places `find_places` of `p`
 /// @return only `to_host` and `to_device`, s
-inline bound::time_span passing(const problem& p, const problem& plain, tier_set inside, const places& where) {
+inline bound::time_span unavoidable_copies(const problem& p, const problem& plain, tier_set inside, const value_places& places) {
   bound::time_span all;
   const auto& link = *plain.copies();
   for (value_id v = 0; v < p.values().size(); ++v) {
-    if (where.made[v] == any_tier) continue;
-    const bool comes = !inside.has(where.made[v]);
-    if (std::none_of(where.wanted[v].begin(), where.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
+    if (places.made[v] == any_tier) continue;
+    const bool comes = !inside.has(places.made[v]);
+    if (std::none_of(places.wanted[v].begin(), places.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; }))
+      continue;
     if (!comes && plain.values()[v].bytes > 0 && plain.values()[v].ends != 1) continue;  // a copy that the cut already counts
     (comes ? all.to_device : all.to_host) +=
         link.latency + static_cast<double>(p.values()[v].bytes) / (comes ? link.to_device : link.to_host);
@@ -129,7 +131,7 @@ struct tier_prefix {
 inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
   const auto chain = copies::tier_chain(p);
   std::vector<tier_prefix> all;
-  tier_prefix prefix{tier_set{}, usable(budget)};
+  tier_prefix prefix{tier_set{}, clamp_budget(budget)};
   for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
     if (i > 0 && !p.tiers()[chain[i]].budget) break;
     if (i > 0) prefix.budget += p.capacity(chain[i]);

@@ -143,7 +143,7 @@ schedule fetch_once_schedule(const problem& p) {
 }
 
 problem without_sends(const problem& p) {
-  auto x = p.parts();
+  auto x = p.members();
   for (value_id v = 0; v < x.values.size(); ++v)
     x.values[v].movable = x.values[v].movable && (p.is_source(v) || x.values[v].ends != device_tier);
   return problem(std::move(x));

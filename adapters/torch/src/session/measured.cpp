@@ -33,7 +33,7 @@ std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::
 /// A lower bound on every budget, found without search. Overwritten memory counts once.
 /// @param twice per node: bytes that it overwrites
 bytes_t least_budget_of(const problem& p, const program& step, const std::vector<bytes_t>& twice) {
-  auto x = p.parts();
+  auto x = p.members();
   for (std::size_t i = 0; i < twice.size(); ++i) {
     auto& workspace = x.operations[i].workspace;
     if (workspace >= twice[i])
