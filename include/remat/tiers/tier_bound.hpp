@@ -13,8 +13,8 @@
 #include <remat/core/problem.hpp>
 #include <remat/tiers/path_bound.hpp>
 #include <remat/tiers/queue_bound.hpp>
+#include <remat/tiers/tier_turn.hpp>
 #include <remat/tiers/tiers_as_one.hpp>
-#include <remat/tiers/turn_bound.hpp>
 
 namespace remat::tiers {
 
