@@ -234,7 +234,7 @@ class python_session {
                     py::arg("planned") = r.total(), py::arg("arena") = r.arena, py::arg("held") = r.held(),
                     py::arg("live") = on_->use().live, py::arg("host") = beyond(rp::meter::peak(), host_before_),
                     py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in,
-                    py::arg("fetched") = r.fetched, py::arg("unplanned") = r.beyond_plan,
+                    py::arg("fetched") = r.fetched, py::arg("unplanned") = r.unplanned_bytes,
                     py::arg("reserved") = on_->use().reserved, py::arg("workspaces") = r.workspaces);
   }
   py::dict plan() {

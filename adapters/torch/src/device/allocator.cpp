@@ -256,7 +256,7 @@ void planned_allocations::born(const void* data, bytes_t bytes) {
   most_strays_ = std::max(most_strays_, live_strays_);
 }
 
-bytes_t planned_allocations::beyond() const {
+bytes_t planned_allocations::unplanned_bytes() const {
   bytes_t expected = 0;
   for (auto k = next_; k < blocks_.size(); ++k)
     if (blocks_[k].place == nullptr) expected += blocks_[k].bytes;

@@ -149,15 +149,16 @@ void session::state::warn_beyond(bytes_t bytes, const char* before, const char* 
 
 void session::state::note_strays(const runner& r) {
   auto& s = *r.kind;
-  const auto [at, bytes] = r.run->beyond_plan();
-  if (bytes <= s.strayed.second) return;
+  const auto [at, bytes] = r.executor->largest_unplanned();
+  if (bytes <= s.largest_unplanned.second) return;
   const auto& n = s.step->nodes[at];
-  s.strayed = {n.name + (n.line.empty() ? "" : " (" + n.line + ")"), bytes};
-  const auto now = report(s, *r.what);
+  s.largest_unplanned = {n.name + (n.line.empty() ? "" : " (" + n.line + ")"), bytes};
+  const auto now = report(s, *r.plan);
   const auto beyond = now.total() + bytes - now.budget;
   if (beyond > 0 && !std::exchange(s.warned, true))
-    warn(s.strayed.first + " takes " + format_bytes(bytes) + " outside of the plan, because it allocates memory in another way " +
-         "than when it was measured. Steps take up to " + format_bytes(beyond) + " beyond the budget; lower it by as much");
+    warn(s.largest_unplanned.first + " takes " + format_bytes(bytes) +
+         " outside of the plan, because it allocates memory in another way " + "than when it was measured. Steps take up to " +
+         format_bytes(beyond) + " beyond the budget; lower it by as much");
 }
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,

@@ -136,8 +136,8 @@ class planned_allocations : public placement {
   void start() override;
   void stop() override;
   bool finished() const override { return mortal_.empty(); }
-  std::size_t unplanned() const override { return unplanned_; }
-  bytes_t beyond() const override;
+  std::size_t unplanned_allocations() const override { return unplanned_; }
+  bytes_t unplanned_bytes() const override;
 
   c10::Device on() const { return on_; }
   /// True if allocations on stream `s` may lie in the arena. Allocations on other streams must not.
