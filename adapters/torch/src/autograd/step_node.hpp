@@ -69,7 +69,7 @@ class step_node final : public ::torch::autograd::Node {
     std::size_t i = 0;
     for (; i < connected_.size(); ++i)
       if (connected_[i] && at-- == 0) break;
-    if (i == connected_.size() || !replan_.graph->is_inside(i)) return false;
+    if (i == connected_.size() || !replan_.graph->feeds_other_outputs(i)) return false;
     ::torch::autograd::impl::set_gradient_edge(t, replan_.graph->edge_of(i));
     return observed_ = true;
   }
@@ -150,7 +150,7 @@ class step_node final : public ::torch::autograd::Node {
     if (sums) kind->outputs->expect_summands(true);
     const bool possible = !(known && does && !(sums && kind->outputs->in_summands())) && beside_ &&
                           beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
-    if (does && !possible && !inside.code.empty()) {
+    if (does && !possible && !inside.custom_nodes.empty()) {
       const auto differs = [&] {
         const auto there = replan_.disguise ? replan_.disguise(false) : nullptr;
         return replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves());
@@ -172,7 +172,7 @@ class step_node final : public ::torch::autograd::Node {
       result = planned(*r, given, unread);
     } else {                                         // runs the forward once more, by another plan
       std::exchange(r, nullptr)->executor->reset();  // frees its arena
-      const auto to = inside.code.empty() ? std::vector<at::Tensor>() : leaves();
+      const auto to = inside.custom_nodes.empty() ? std::vector<at::Tensor>() : leaves();
       beside->run([&](const auto& inputs) { r = replan.make(inputs, known && does ? kind->uses : uses, possible, to); });
       if (!right(*r->kind)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();

@@ -73,7 +73,7 @@ std::atomic<void (*)(const at::Tensor&)> unbind_idle = nullptr;
 step_run* step_here() { return capturing() ? active_step : nullptr; }
 
 /// True if the operator only tells a profiler where the forward is.
-bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
+bool is_profiler_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
 
 /// True if the operator has no kernel for the device of these tensors, and only calls other operators. Autograd takes such
 /// operators apart, but inference tensors do not pass through autograd.
@@ -92,8 +92,8 @@ bool is_composite(const c10::OperatorHandle& op, const ::torch::jit::Stack& stac
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   if (is_composite(op, *stack)) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
-  if (is_mark(op)) return op.callBoxed(stack);
-  if (auto* f = follower::of_thread(); f != nullptr && f->fresh() == nullptr) return f->run(op, *stack);
+  if (is_profiler_mark(op)) return op.callBoxed(stack);
+  if (auto* f = follower::of_thread(); f != nullptr && f->recording() == nullptr) return f->run(op, *stack);
   if (active_step != nullptr)
     active_step->call(*active, op, *stack);
   else if (active)
@@ -111,7 +111,7 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   if (step == nullptr || step->eager()) return op.callBoxed(stack);
   const auto first = stack->size() - op.schema().arguments().size();
   const auto arguments = values_from(*stack, first);
-  const auto since = active->calls().size(), storages = active->until_now().storages.size();
+  const auto since = active->calls().size(), storages = active->trace_so_far().storages.size();
   try {
     op.callBoxed(stack);
   } catch (const c10::Error& e) {
@@ -121,7 +121,7 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
                                     [&](const auto& o) { return o.written && o.view.value < storages; });
     });
     if (left_traces || step->eager() || std::strstr(e.what(), reads_memory) == nullptr) throw;
-    step->diverge(*active, op.schema().name() + " reads the memory of a tensor directly");
+    step->fall_back(*active, op.schema().name() + " reads the memory of a tensor directly");
     replace_from(*stack, first, arguments);
     op.callBoxed(stack);
   }
@@ -216,17 +216,17 @@ void about_to_read(const at::Tensor& t, bool may_write) {
 void about_to_read_generator() {
   constexpr const char* why = "the module reads the state of the generator";
   if (auto* f = detail::follower::at_work()) {
-    if (f->has_drawn()) f->diverge(why);
+    if (f->has_drawn()) f->fall_back(why);
   } else if (auto* step = detail::step_here(); step != nullptr && !step->eager() && !detail::active->show_generator()) {
-    step->diverge(*detail::active, why);
+    step->fall_back(*detail::active, why);
   }
 }
 
 void fall_back_to_eager(const std::string& why) {
   if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // inside of a kernel
-  if (auto* f = detail::follower::at_work()) return f->diverge(why);
+  if (auto* f = detail::follower::at_work()) return f->fall_back(why);
   if (!without_data()) return;
-  if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);
+  if (auto* step = detail::step_here(); step != nullptr) return step->fall_back(*detail::active, why);
   detail::active->refuse("the forward", "cannot be recorded: " + why);
 }
 
@@ -253,8 +253,9 @@ std::optional<std::size_t> calls_until_now() {
 void repeat_writes(std::size_t since, std::size_t until, bool all) {
   if (!calls_until_now()) return;
   const auto* f = detail::follower::at_work();
-  auto again = f != nullptr ? f->writes(since, until, all)
-                            : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
+  auto again = f != nullptr
+                   ? f->writes(since, until, all)
+                   : detail::writes_since(*detail::step_here()->log(), detail::active->trace_so_far(), since, until, all);
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   for (auto& [op, stack] : again) op.callBoxed(stack);

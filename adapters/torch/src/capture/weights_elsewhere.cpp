@@ -16,7 +16,7 @@
 namespace remat::pytorch::detail {
 namespace {
 
-thread_local const weights_elsewhere::disguise* worn = nullptr;
+thread_local const weights_elsewhere::disguise* current_disguise = nullptr;
 
 c10::intrusive_ptr<::torch::autograd::Node> accumulator_of(const at::Tensor& t) {
   return t.requires_grad() && t.is_leaf() ? ::torch::autograd::impl::try_get_grad_accumulator(t) : nullptr;
@@ -62,7 +62,8 @@ void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters) : of_(of), before_(worn) {
+weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters)
+    : of_(of), before_(current_disguise) {
   if (before_ == nullptr || &before_->of_ != &of) {
     of.look(parameters);
     for (std::size_t i = 0; i < of.entries_.size(); ++i) {
@@ -73,7 +74,7 @@ weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<a
       set_accumulator(e.parameter, e.accumulator);
     }
   }
-  worn = this;
+  current_disguise = this;
 }
 
 void weights_elsewhere::disguise::lend() {
@@ -81,7 +82,7 @@ void weights_elsewhere::disguise::lend() {
 }
 
 weights_elsewhere::disguise::~disguise() {
-  worn = before_;
+  current_disguise = before_;
   take_back(lent_);
   for (auto& h : hidden_) {
     auto& e = of_.entries_[h.at];
@@ -91,23 +92,23 @@ weights_elsewhere::disguise::~disguise() {
   }
 }
 
-weights_there::weights_there(const std::vector<c10::IValue>& arguments) {
-  if (worn == nullptr) return;
+lent_weights::lent_weights(const std::vector<c10::IValue>& arguments) {
+  if (current_disguise == nullptr) return;
   each_tensor(arguments, [&](const at::Tensor& t, int) {
     if (!t.has_storage() || t.storage().nbytes() == 0 || t.is_cpu()) return;
     const auto* s = storage_of(t);
-    for (const auto* d = worn; d != nullptr; d = d->before_)
+    for (const auto* d = current_disguise; d != nullptr; d = d->before_)
       for (const auto& h : d->hidden_)
         if (const auto& hollow = d->of_.entries_[h.at].hollow; storage_of(hollow) == s) lend(hollow, h.data, lent_);
   });
 }
 
-weights_there::~weights_there() { take_back(lent_); }
+lent_weights::~lent_weights() { take_back(lent_); }
 
 }  // namespace remat::pytorch::detail
 
 namespace remat::pytorch {
 
-bool weights_disguised() { return detail::worn != nullptr; }
+bool weights_disguised() { return detail::current_disguise != nullptr; }
 
 }  // namespace remat::pytorch

@@ -86,8 +86,8 @@ struct execution_plan::data {
   std::vector<location> outputs, assumed_zero, parameter_grads, input_grads;
   std::vector<bool> copy_grad;    ///< per parameter: the caller gets a copy of its gradient, because other values share the bytes
   std::vector<bool> given_early;  ///< per parameter: its gradient is an early gradient; the backward does not return it
-  std::vector<index_t> slot_copies;  ///< per slot: buffer for a copy of the caller's tensor, or none: read in place. Empty:
-                                     ///< addresses change from step to step
+  std::vector<index_t> slot_copies;     ///< per slot: buffer for a copy of the caller's tensor, or none: read in place. Empty:
+                                        ///< addresses change from step to step
   std::string why_addresses_move;       ///< why addresses change although fixed ones were requested
   std::vector<index_t> gradient_sends;  ///< per parameter: the move that sends its gradient to the host, or none
   std::vector<index_t> sum_slots;       ///< per parameter: slot to which its gradient is added; empty: gradients are returned

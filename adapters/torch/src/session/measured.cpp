@@ -102,11 +102,11 @@ void session::state::complete(captured_step& s) {
   for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
   const auto copied = [&](c10::Device d, bytes_t bytes) { s.copy_bytes += allocated_bytes(d, bytes); };
   if (s.forward) {
-    for (auto k : s.forward->writes) copied(s.step->slots[k].type.device, s.step->values[s.step->slots[k].value].bytes);
+    for (auto k : s.forward->written_slots) copied(s.step->slots[k].type.device, s.step->values[s.step->slots[k].value].bytes);
     const auto& t = *s.forward->recorded;
     std::set<index_t> made;
     for (std::size_t i = 0; i < t.calls.size(); ++i)
-      if (s.forward->runs[i])
+      if (s.forward->runs_at_once[i])
         for (const auto& r : t.calls[i].results) made.insert(r.view.value);
     for (auto v : made)
       if (t.storages[v].slot == none) copied(t.storages[v].device, t.storages[v].bytes);

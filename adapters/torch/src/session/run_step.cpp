@@ -278,7 +278,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     };
     for (const auto& w : step.written) add(w.slot);
     if (s->forward)
-      for (auto k : s->forward->writes) add(k);
+      for (auto k : s->forward->written_slots) add(k);
     auto read = r->bound->of->parameters;
     for (index_t k = 0; k < step.slots.size(); ++k)
       if (const auto from = step.slots[k].from; from == role::buffer || from == role::found) read.push_back(r->bound->slots[k]);
