@@ -144,7 +144,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
   if (b.share_of == share::device && for_tensors_ == 0)
     throw bad_option("the budget is a share of a device, but the step runs on the host");
   if (b.share_of == share::device || (b.share_of == share::usual && for_tensors_ > 0 && b.is_share()))
-    return std::min(options_.most, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
+    return std::min(options_.max_budget, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
   bytes_t plain = working ? working->bytes() - working->idle() : 0;  // of other threads that compute now
   for (const auto& r : runners)
     if (r->executor->in_flight())
@@ -161,7 +161,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
   const auto bytes = b.total          ? *b.total
                      : b.for_the_step ? held - fixed.copies + gradients + *b.for_the_step
                                       : held + gradients + static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(plain)));
-  return std::min(options_.most, bytes);
+  return std::min(options_.max_budget, bytes);
 }
 
 void accounts::evacuate(const executor& r) const {

@@ -127,7 +127,7 @@ std::shared_ptr<captured_step> session::state::step_for(const invocation& call, 
 void session::state::keep(const std::string& name, const std::shared_ptr<captured_step>& s) {
   s->last_used = ++clock_;
   captured_steps.emplace(name, s);
-  while (captured_steps.size() > options.most_shapes) {
+  while (captured_steps.size() > options.max_shapes) {
     const auto oldest = std::min_element(captured_steps.begin(), captured_steps.end(),
                                          [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
     forget(oldest->second);

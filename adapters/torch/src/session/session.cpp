@@ -19,10 +19,10 @@ namespace remat::pytorch {
 plan_solver default_solver() { return solve_by_default; }
 
 session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::move(m)), options(std::move(o)) {
-  if (options.most < 0) throw bad_option("wrap_options.most must be >= 0, got " + std::to_string(options.most));
+  if (options.max_budget < 0) throw bad_option("wrap_options.max_budget must be >= 0, got " + std::to_string(options.max_budget));
   if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
   if (!options.solver) throw bad_option("wrap_options.solver is empty");
-  if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
+  if (options.max_shapes < 1) throw bad_option("wrap_options.max_shapes must be >= 1, got 0");
   if (options.steps_on && !options.steps_on->is_cpu()) elsewhere_.emplace(*options.steps_on);
   if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
   options.limits.validate();
