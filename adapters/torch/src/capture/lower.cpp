@@ -68,7 +68,7 @@ class lowering {
     program_.after_forward = origin(trace_.after_forward);
     program_.after_backward = origin(trace_.after_backward);
     const auto needed = needed_nodes();
-    return only(std::move(program_), needed);
+    return with_only(std::move(program_), needed);
   }
 
  private:
