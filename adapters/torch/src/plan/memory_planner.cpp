@@ -276,7 +276,7 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   const auto workspace = profiles_.nodes[n]->workspace;
   if (by_allocator_ && script.blocks.empty() && workspace > 0) plan_.buffers[new_buffer(workspace, time(i))].dies = time(i + 1);
   step_times_.push_back(time(i));
-  other_threads_peak_ = std::max(other_threads_peak_, profiles_.nodes[n]->elsewhere);
+  other_threads_peak_ = std::max(other_threads_peak_, profiles_.nodes[n]->other_threads_bytes);
   plan_.steps.push_back(std::move(s));
   plan_.scripts.push_back(script);
 }
