@@ -178,7 +178,7 @@ std::unordered_map<const c10::TensorImpl*, at::Tensor> follower::reshape(const t
     for (const auto& o : c.operands) {
       if (o.tensor != r.tensor || same_place(o.view, r.view)) continue;
       const auto& t = tensor_at(arguments, o);
-      before.emplace(t.unsafeGetTensorImpl(), another(t));
+      before.emplace(t.unsafeGetTensorImpl(), alias_of(t));
       t.unsafeGetTensorImpl()->set_sizes_and_strides(r.view.sizes, r.view.strides,
                                                      (r.view.offset + shift_[r.view.value]) / static_cast<bytes_t>(t.itemsize()));
     }

@@ -50,7 +50,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
     own_generator = own_generator || (arguments[i].isGenerator() && arguments[i].toGenerator().defined());
     if (!is_written(op.schema().arguments()[i])) continue;
     each_tensor(arguments[i], [&](const at::Tensor& t, int) {
-      if (t.has_storage()) written.emplace_back(t, another(t));
+      if (t.has_storage()) written.emplace_back(t, alias_of(t));
     });
   }
   const bool catchable = may_be_caught(op);

@@ -47,7 +47,7 @@ void take_back(const std::vector<c10::Storage>& lent) {
 
 }  // namespace
 
-void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
+void weights_elsewhere::update_entries(const std::vector<at::Tensor>& parameters) {
   const auto same = [](const at::Tensor& t, const entry& e) {
     return t.is_same(e.parameter) && t.sizes() == e.hollow.sizes() && t.strides() == e.hollow.strides() &&
            t.dtype() == e.hollow.dtype() && t.storage_offset() == e.hollow.storage_offset() &&
@@ -65,7 +65,7 @@ void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
 weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters)
     : of_(of), before_(current_disguise) {
   if (before_ == nullptr || &before_->of_ != &of) {
-    of.look(parameters);
+    of.update_entries(parameters);
     for (std::size_t i = 0; i < of.entries_.size(); ++i) {
       auto& e = of.entries_[i];
       if (!e.parameter.is_cpu()) continue;

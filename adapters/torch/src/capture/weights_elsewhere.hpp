@@ -50,7 +50,7 @@ class weights_elsewhere {
     c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< of graphs built in disguise
   };
   /// Makes entries for the parameters as they are now.
-  void look(const std::vector<at::Tensor>& parameters);
+  void update_entries(const std::vector<at::Tensor>& parameters);
 
   c10::Device on_;
   std::vector<entry> entries_;
