@@ -2,6 +2,7 @@
 #include "weights_elsewhere.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -66,13 +67,17 @@ weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<a
     : of_(of), before_(current_disguise) {
   if (before_ == nullptr || &before_->of_ != &of) {
     of.update_entries(parameters);
+    hidden_.reserve(of.entries_.size());
+    auto failed = c10::make_scope_exit([&] { undo(); });
     for (std::size_t i = 0; i < of.entries_.size(); ++i) {
       auto& e = of.entries_[i];
       if (!e.parameter.is_cpu()) continue;
-      hidden_.push_back({i, e.parameter.detach(), accumulator_of(e.parameter)});
+      hidden weight{i, e.parameter.detach(), accumulator_of(e.parameter)};
       e.parameter.set_data(e.hollow);
+      hidden_.push_back(std::move(weight));
       set_accumulator(e.parameter, e.accumulator);
     }
+    failed.release();
   }
   current_disguise = this;
 }
@@ -84,6 +89,10 @@ void weights_elsewhere::disguise::lend() {
 weights_elsewhere::disguise::~disguise() {
   current_disguise = before_;
   take_back(lent_);
+  undo();
+}
+
+void weights_elsewhere::disguise::undo() {
   for (auto& h : hidden_) {
     auto& e = of_.entries_[h.at];
     e.accumulator = accumulator_of(e.parameter);
@@ -94,6 +103,7 @@ weights_elsewhere::disguise::~disguise() {
 
 lent_weights::lent_weights(const std::vector<c10::IValue>& arguments) {
   if (current_disguise == nullptr) return;
+  auto failed = c10::make_scope_exit([&] { take_back(lent_); });  // data left there would be those of a later step, too
   each_tensor(arguments, [&](const at::Tensor& t, int) {
     if (!t.has_storage() || t.storage().nbytes() == 0 || t.is_cpu()) return;
     const auto* s = storage_of(t);
@@ -101,6 +111,7 @@ lent_weights::lent_weights(const std::vector<c10::IValue>& arguments) {
       for (const auto& h : d->hidden_)
         if (const auto& hollow = d->of_.entries_[h.at].hollow; storage_of(hollow) == s) lend(hollow, h.data, lent_);
   });
+  failed.release();
 }
 
 lent_weights::~lent_weights() { take_back(lent_); }

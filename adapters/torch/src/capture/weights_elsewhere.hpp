@@ -37,6 +37,8 @@ class weights_elsewhere {
       at::Tensor data;
       c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< null: none
     };
+    /// Gives the parameters their data again.
+    void undo();
     weights_elsewhere& of_;
     const disguise* before_;
     std::vector<hidden> hidden_;
