@@ -237,7 +237,7 @@ int run(const arguments& a) {
                                          {"loss_difference", loss_difference},
                                          {"gradient_difference", gradient_difference},
                                          {"bitwise", bitwise},
-                                         {"unplanned_allocations", r.unplanned}};
+                                         {"unplanned_allocations", r.unplanned_allocations}};
   remat::write_file(a.folder + "/result.json", result.dump(2) + "\n");
   remat::write_problem(a.folder + "/problem.json", plan.problem);  // for the program `remat`
   std::printf("\nwritten to %s: result.json, memory.svg, problem.json\n", a.folder.c_str());

@@ -31,12 +31,12 @@ _READING = {*dir(torch.Tensor), *dir(str), "get", "items", "keys", "values", "co
 #: Builtin functions with effects.
 _BUILTIN = {"next", "setattr", "delattr", "exec", "eval", "__import__", "input"}
 #: Methods of modules that only read. Other methods of PyTorch's modules may change them.
-_OF_MODULES = {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children", "state_dict",
+_READING_OF_MODULES = {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children", "state_dict",
                "get_parameter", "get_buffer", "get_submodule", "forward", "__call__"}
 #: Expressions and functions that make containers, and functions that iterate over the items of others.
-_MADE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
-_MAKING = {"list", "dict", "set", "sorted", "deque", "defaultdict", "OrderedDict"}
-_GIVING = {"enumerate", "filter", "iter", "list", "map", "reversed", "sorted", "tuple", "zip"}
+_CONTAINER_EXPRESSIONS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
+_CONTAINER_MAKERS = {"list", "dict", "set", "sorted", "deque", "defaultdict", "OrderedDict"}
+_ITEM_GIVERS = {"enumerate", "filter", "iter", "list", "map", "reversed", "sorted", "tuple", "zip"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -135,7 +135,7 @@ class _Reading:
         if getattr(f, "__func__", f) is torch.Tensor.backward or f is torch.autograd.backward:
             raise _Effect("runs another backward")
         if isinstance(f, types.MethodType):
-            if isinstance(f.__self__, torch.nn.Module) and _package(f.__func__) == "torch" and f.__name__ not in _OF_MODULES:
+            if isinstance(f.__self__, torch.nn.Module) and _package(f.__func__) == "torch" and f.__name__ not in _READING_OF_MODULES:
                 raise _Effect(f"calls {text}")
             if not self._trusted(f.__func__):
                 self.function(f.__func__, [f.__self__, *arguments])
@@ -263,7 +263,7 @@ class _Scope(ast.NodeVisitor):
             return not self._from_elsewhere(container)
         while isinstance(container, (ast.Attribute, ast.Subscript, ast.Call)):
             container = container.func if isinstance(container, ast.Call) else container.value
-        return isinstance(container, _MADE) or isinstance(container, ast.Name) and container.id in self._made
+        return isinstance(container, _CONTAINER_EXPRESSIONS) or isinstance(container, ast.Name) and container.id in self._made
 
     def _targets(self, target: ast.expr, adds: bool = False) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -337,7 +337,7 @@ class _Scope(ast.NodeVisitor):
 
 
 def _makes(value: ast.expr) -> bool:
-    return isinstance(value, _MADE) or isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in _MAKING
+    return isinstance(value, _CONTAINER_EXPRESSIONS) or isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in _CONTAINER_MAKERS
 
 
 def _stores(function: Any) -> Iterator[tuple[str, ast.expr]]:
@@ -348,7 +348,7 @@ def _stores(function: Any) -> Iterator[tuple[str, ast.expr]]:
         elif isinstance(x, (ast.AnnAssign, ast.NamedExpr)):
             pairs = [(x.target, x.value)] if x.value else []
         elif isinstance(x, (ast.For, ast.comprehension)):
-            gives = isinstance(x.iter, ast.Call) and isinstance(x.iter.func, ast.Name) and x.iter.func.id in _GIVING
+            gives = isinstance(x.iter, ast.Call) and isinstance(x.iter.func, ast.Name) and x.iter.func.id in _ITEM_GIVERS
             pairs = [(x.target, a) for a in (x.iter.args if gives else [x.iter])]  # type: ignore[attr-defined]
         elif isinstance(x, ast.withitem) and x.optional_vars:
             pairs = [(x.optional_vars, x.context_expr)]

@@ -128,7 +128,7 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     card, session = _session(model, args, kwargs, device, optimizer, extra)
     available = card.available if asked is None else asked
     session._prepare(model, args, kwargs)
-    sizes, plain = session._run.parts(), session.plan
+    sizes, plain = session._native.parts(), session.plan
 
     def planned(limit: int, name: str = "") -> FitPoint | None:
         return _planned(session, model, args, kwargs, limit, name)
@@ -137,7 +137,7 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     smallest, bound = _smallest(session, model, args, kwargs, plain)
     points = [first]
     wanted = sorted({*_EXTRAS, float(extra)} - {0.0})
-    curve, _ = session._run.curve("automatic", {}, 2 * _SHORT, 0.005, 0, 16)
+    curve, _ = session._native.curve("automatic", {}, 2 * _SHORT, 0.005, 0, 16)
     beyond = sizes["held"] - sizes["problem_held"]
     known = [(p["peak"] + beyond, extra_time(p["seconds"], plain["plain_seconds"])) for p in curve if p["seconds"] is not None]
     for share in wanted:
@@ -206,12 +206,12 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
 
 
 def _session(model: torch.nn.Module, args: Any, kwargs: Any, device: Any, optimizer: Any, extra: float) -> tuple[Card, Session]:
-    _options.number("extra", extra, most=_MOST)
+    _options.number("extra", extra, maximum=_MOST)
     check_model(model)
     card = card_for(device, model, _tree.tensors_in((args, kwargs)))
     options = Options(time_limit=_SHORT, on_new_shape="plan", cache=False, optimizer=optimizer_bytes(optimizer, model), device=parts_of(card.roofline))
     session = prepared(model, options)
-    session._run.end_when_interrupted()
+    session._native.end_when_interrupted()
     return card, session
 
 

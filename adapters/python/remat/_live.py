@@ -7,8 +7,8 @@ import types
 import weakref
 from typing import Any
 
-#: Names of the methods that `wrap` puts into a model.
-METHODS = ("forward", "_replicate_for_data_parallel", "__getstate__")
+from ._model_entries import METHODS
+
 sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 

@@ -56,7 +56,7 @@ def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.op
         device = model_options.steps_on
         if model_options.offload in ("optimizer", "all"):
             disk, disk_budget = model_options.disk, model_options.disk_budget
-        elif not model_options.auto:
+        elif not model_options.was_auto:
             raise ValueError(f'model is wrapped with offload="{model_options.offload}": its optimizer has no disk')
     if where not in ("auto", "host", "device"):
         raise ValueError(f"where must be one of auto, host, device, got {where!r}")
@@ -138,12 +138,12 @@ class _Offloaded(torch.optim.Optimizer):
         self._step_device = None if step_place is None else torch.device(step_place[0])  # device of the arithmetic; None: the host
         self._disk = None if disk is None else Disk(disk, disk_budget)
         self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # layouts of the states, for parameters that are alike
-        self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # reserved tensors on the disk, for states that do not exist yet
+        self._reserved: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # reserved tensors on the disk, for states that do not exist yet
         self._fuses = False  # uses fused kernels, which the user has not asked for
         self._failure: str | None = None  # message about a failure of the disk, after which no step is possible
         self._freed = 0  # bytes freed since the last trim
         self._bytes = 0, 0  # bytes written and read by the last step
-        self._short = False  # memory is short
+        self._memory_short = False  # memory is short
         self._overlap = Overlap(self, accumulate) if step == "overlap" else None
 
     # --- as an optimizer -----------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class _Offloaded(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:  # called by load_state_dict, for copies and for pickles
         super().__setstate__(state)
         self._layouts.clear()
-        self._rooms.clear()
+        self._reserved.clear()
         self._settle(self.state)
         if self._overlap is not None:
             self._overlap.attach(self)
@@ -224,7 +224,7 @@ class _Offloaded(torch.optim.Optimizer):
     def _step_all(self) -> None:
         """Steps every parameter that has a gradient, a parcel at a time."""
         todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self._check_memory()
+        self._check_free_memory()
         if self._step_device is not None:
             _torch.release_sessions()  # parcels use the memory of their arenas
         self._prepare(todo)
@@ -236,12 +236,12 @@ class _Offloaded(torch.optim.Optimizer):
         before, traffic, done = (self._disk.evicted, self._disk.fetched), _torch.Traffic(), 0
         try:
             for i, parcel in enumerate(parcels):
-                traffic.ready(i, self._at_home(parcel.params))
+                traffic.ready(i, self._disk_states(parcel.params))
                 if i + 1 < len(parcels):
                     following = parcels[i + 1].params
-                    traffic.ahead(i + 1, self._at_home(following), [t.detach() for p in following for t in (p, p.grad)])
+                    traffic.ahead(i + 1, self._disk_states(following), [t.detach() for p in following for t in (p, p.grad)])
                 self._apply(*parcel)
-                traffic.done(self._at_home(parcel.params) + self._unneeded(parcel.params))
+                traffic.done(self._disk_states(parcel.params) + self._unneeded(parcel.params))
                 done += len(parcel.params)
         except CopyFailed as e:
             raise self._failed(f"{e}; {done} of {len(todo)} parameters have made the step. Load a checkpoint") from e
@@ -271,8 +271,8 @@ class _Offloaded(torch.optim.Optimizer):
                 sparse = p.grad is not None and p.grad.is_sparse
                 like = id(group), Layout.of(p), p.device, sparse
                 if like not in self._layouts:
-                    self._layouts[like] = self._rehearse(group, p, sparse)
-                if p not in self._rooms:
+                    self._layouts[like] = self._probe_states(group, p, sparse)
+                if p not in self._reserved:
                     wanted.append((p, self._layouts[like]))
         self._trim()
         if self._disk is None:
@@ -284,9 +284,9 @@ class _Offloaded(torch.optim.Optimizer):
         self._settle(p for _, p in todo)
         rooms = iter(self._disk.reserve(layout for _, layouts in wanted for layout in layouts.values()))
         for p, layouts in wanted:
-            self._rooms[p] = {key: next(rooms) for key in layouts}
+            self._reserved[p] = {key: next(rooms) for key in layouts}
 
-    def _rehearse(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
+    def _probe_states(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
         """Steps a zero parameter like `p`, to see which states the class makes. Returns the layouts of states that can be on a disk."""
         double = torch.zeros_like(p, requires_grad=True)
         empty: Any = torch.sparse_coo_tensor  # Any: its stub does not know that sizes are enough
@@ -299,7 +299,7 @@ class _Offloaded(torch.optim.Optimizer):
 
     def _apply(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         """Steps parameters of a group. Their states are on the disk afterwards, if there is one."""
-        homes = {p: dict(self.state.get(p, ())) or self._rooms.pop(p, {}) for p in params}
+        homes = {p: dict(self.state.get(p, ())) or self._reserved.pop(p, {}) for p in params}
         for sparse in (False, True):
             some = [p for p in params if p.grad.is_sparse == sparse]
             if some:
@@ -364,29 +364,29 @@ class _Offloaded(torch.optim.Optimizer):
             self._freed = 0
             _core.trim()
 
-    def _at_home(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _disk_states(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         return [t for p in params for t in self.state.get(p, {}).values() if self._disk.holds(t)]
 
-    def _check_memory(self) -> None:
+    def _check_free_memory(self) -> None:
         """Checks whether memory is short: the weights would not fit a second time. Then all sessions give back the memory that they keep for their next steps."""
         if self._disk is None:
             return
         here = (p for group in self.param_groups for p in group["params"] if p.device.type == "cpu")
-        self._short = _torch.host_free() < sum(p.numel() * p.element_size() for p in here)
-        if self._short:
+        self._memory_short = _torch.host_free() < sum(p.numel() * p.element_size() for p in here)
+        if self._memory_short:
             _torch.release_sessions()
 
     def _unneeded(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors in files to evict after a step of these parameters: their gradients, and if memory is short the parameters. The system would evict them
         late, and it could not drop weights before they are written."""
-        tensors = (t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None)
+        tensors = (t.detach() for p in params for t in ((p.grad, p) if self._memory_short else (p.grad,)) if t is not None)
         return [t for t in tensors if movable(t) and in_file(t)]
 
     def _parcels(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[_Parcel]:
         """Splits the parameters into parcels: neighbours in a group whose states may be in memory together."""
         parcel, size = None, 0
         for group, p in todo:
-            states = self.state.get(p) or self._rooms.get(p, {})
+            states = self.state.get(p) or self._reserved.get(p, {})
             count = sum(t.numel() * t.element_size() for t in states.values() if isinstance(t, torch.Tensor))
             count += 2 * p.nbytes if self._step_device is not None else 0  # the parameter goes to the device with its gradient
             if parcel is None or parcel.group is not group or size + count > PARCEL:

@@ -58,14 +58,14 @@ def folder(name: str, value: Any) -> str:
     return os.path.abspath(text)
 
 
-def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0, most: float = math.inf) -> None:
-    """Raises TypeError or ValueError unless `value` is a number of type `kind` in [least, most]."""
+def number(name: str, value: Any, kind: Any = numbers.Real, minimum: int = 0, maximum: float = math.inf) -> None:
+    """Raises TypeError or ValueError unless `value` is a number of type `kind` in [minimum, maximum]."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {'an integer' if kind is numbers.Integral else 'a number'}, got {value!r}")
-    if not value >= least:
-        raise ValueError(f"{name} must be >= {least}, got {value!r}")
-    if value > most:
-        raise ValueError(f"{name} must be <= {most}, got {value!r}")
+    if not value >= minimum:
+        raise ValueError(f"{name} must be >= {minimum}, got {value!r}")
+    if value > maximum:
+        raise ValueError(f"{name} must be <= {maximum}, got {value!r}")
 
 
 def document(name: str, value: Any) -> str:

@@ -21,7 +21,7 @@ _hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # per parameter: th
 def steps_at_once(p: torch.Tensor) -> bool:
     """True if `p` steps as soon as its gradient is complete."""
     overlap = _hooks[p][0]() if p in _hooks else None
-    return overlap is not None and overlap._tried
+    return overlap is not None and overlap._first_step_done
 
 
 def call_last(p: torch.Tensor) -> None:
@@ -47,9 +47,9 @@ class Overlap:
         """accumulate: number of backwards whose gradients add up before a parameter steps."""
         self._optimizer = weakref.ref(optimizer)
         self._accumulate = accumulate
-        self._passes: dict[torch.Tensor, int] = {}  # number of gradients per parameter since the last step
-        self._tried = False  # a complete first step has shown that nobody needs the gradients later
-        self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # per parameter, until `_tried`: its gradient and `_print` of it
+        self._gradient_counts: dict[torch.Tensor, int] = {}  # number of gradients per parameter since the last step
+        self._first_step_done = False  # a complete first step has shown that nobody needs the gradients later
+        self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # per parameter, until `_first_step_done`: its gradient and `_fingerprint` of it
         self._applied: dict[torch.Tensor, None] = {}  # parameters that have stepped
         self._lifted: set[torch.Tensor] = set()  # parameters that have stepped and are about to receive another gradient
         self._settings: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}  # groups, with their options at their first gradient
@@ -86,7 +86,7 @@ class Overlap:
     def _clear(self) -> None:
         for p in self._groups:
             p.grad = None
-        for found in (self._held, self._applied, self._lifted, self._settings, self._passes):
+        for found in (self._held, self._applied, self._lifted, self._settings, self._gradient_counts):
             found.clear()
         if self._traffic is not None:
             self._traffic.wait()
@@ -106,8 +106,8 @@ class Overlap:
         group = self._groups.get(p)
         if group is None or p.grad is None:
             return
-        self._passes[p] = self._passes.get(p, 0) + 1
-        if self._passes[p] < self._accumulate:
+        self._gradient_counts[p] = self._gradient_counts.get(p, 0) + 1
+        if self._gradient_counts[p] < self._accumulate:
             return
         if p in self._applied or p in self._held:
             raise _refusal("one gradient more of a parameter came before step(): gradients are accumulated, or the backward is run twice",
@@ -117,8 +117,8 @@ class Overlap:
         self.dropped = False
         if id(group) not in self._settings:
             self._settings[id(group)] = group, _settings(group)
-        if not self._tried:
-            self._held[p] = p.grad, _print(p.grad)
+        if not self._first_step_done:
+            self._held[p] = p.grad, _fingerprint(p.grad)
             return
         optimizer._prepare([(group, p)])
         if optimizer._disk is None:
@@ -134,17 +134,17 @@ class Overlap:
     def _apply_on_disk(self, optimizer: _Offloaded, group: dict[str, Any], p: torch.Tensor) -> None:
         if self._traffic is None:
             self._traffic, self._last = _torch.Traffic(), None
-            optimizer._check_memory()
+            optimizer._check_free_memory()
             self._before = optimizer._disk.evicted, optimizer._disk.fetched
         try:
-            self._traffic.ready(id(p), optimizer._at_home([p]))
+            self._traffic.ready(id(p), optimizer._disk_states([p]))
             following = self._order.get(p)
             if following is not None:
-                self._traffic.ahead(id(following), optimizer._at_home([following]))
+                self._traffic.ahead(id(following), optimizer._disk_states([following]))
             optimizer._apply(group, [p])
         except CopyFailed as e:
             raise optimizer._failed(f"{e}; {len(self._applied)} parameters have made the step. Load a checkpoint") from e
-        self._traffic.done(optimizer._at_home([p]) + optimizer._unneeded([p]))
+        self._traffic.done(optimizer._disk_states([p]) + optimizer._unneeded([p]))
         if self._last is not None:
             self._order[self._last] = p
         self._last = p
@@ -158,7 +158,7 @@ class Overlap:
         if self.dropped:
             raise _refusal("load_state_dict() came between backward and step(), and dropped the gradients")
         for p, (grad, was) in self._held.items():
-            if p.grad is not grad or _print(grad) != was:
+            if p.grad is not grad or _fingerprint(grad) != was:
                 raise _refusal("a gradient was changed between backward and step(), as clipping does")
         for p in self._applied:
             if not isinstance(p.grad, Spent) and not (p.grad is None and p in self._lifted):
@@ -168,7 +168,7 @@ class Overlap:
                 raise _refusal("options of a parameter group were changed between backward and step()", "change them after step()")
         for p in self._applied:
             p.grad = None
-        if not self._tried:
+        if not self._first_step_done:
             optimizer._prepare([(group, p) for p, group in self._groups.items() if p.requires_grad])
         traffic, self._traffic = self._traffic, None
         if traffic is not None:
@@ -177,7 +177,7 @@ class Overlap:
         if traffic is not None:
             optimizer._bytes = optimizer._disk.evicted - self._before[0], optimizer._disk.fetched - self._before[1]
         if self._held or self._applied:
-            self._tried = True
+            self._first_step_done = True
         self._clear()
         self.attach(optimizer)  # parameters that have become trainable
         if traffic is not None:
@@ -203,7 +203,7 @@ def _tell(me: weakref.ref[Any], what: Callable[..., Any], p: torch.Tensor | None
         what(overlap, p)
 
 
-def _print(grad: torch.Tensor) -> tuple[int, int]:
+def _fingerprint(grad: torch.Tensor) -> tuple[int, int]:
     """A fingerprint that changes with a write: version and a sum of the bits. The sum finds writes without a new version (`GradScaler.unscale_`)."""
     values = (grad._values() if grad.is_sparse else grad).detach()
     values = torch.view_as_real(values) if values.is_complex() else values

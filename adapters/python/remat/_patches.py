@@ -28,11 +28,11 @@ _OF_STORAGES = ("__getitem__", "__setitem__", "_byteswap", "_get_filename", "_ge
                 "pin_memory")
 
 
-def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
-    """Wraps `original`: calls `tell` first with the first `told` arguments. `tell` runs pending kernels."""
+def _call_before(original: Callable[..., Any], tell: Callable[..., Any], passed: int = 1) -> Callable[..., Any]:
+    """Wraps `original`: calls `tell` first with the first `passed` arguments. `tell` runs pending kernels."""
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        tell(*(*args, *kwargs.values())[:told])
+        tell(*(*args, *kwargs.values())[:passed])
         return original(*args, **kwargs)
 
     return method
@@ -280,30 +280,30 @@ def _setattr(original: Callable[..., Any], take_forward: Callable[..., Any]) -> 
 
 
 @functools.cache
-def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> None:
+def install(drop_plans_of: Callable[..., None], take_forward: Callable[..., Any]) -> None:
     """Installs all patches, once per process. From then on the planner, and not `torch.utils.checkpoint`, decides what to recompute in planned steps.
 
-    let_go: called with two tensors that are about to be swapped.
+    drop_plans_of: called with two tensors that are about to be swapped.
     take_forward: called with a module and its new forward; returns the forward to set.
     """
     for names, may_write in ((_READS, False), (_SHARES, True)):
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
-                setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
+                setattr(torch.Tensor, name, _call_before(original, functools.partial(_torch.about_to_read, may_write=may_write)))
     for module in (torch, torch.utils.dlpack):
-        module.to_dlpack = _first(module.to_dlpack, functools.partial(_torch.about_to_read, may_write=True))  # type: ignore[attr-defined]
+        module.to_dlpack = _call_before(module.to_dlpack, functools.partial(_torch.about_to_read, may_write=True))  # type: ignore[attr-defined]
     for owner, name in ((threading.Thread, "start"), (concurrent.futures.ThreadPoolExecutor, "submit")):
-        setattr(owner, name, _first(getattr(owner, name), _leave_for_thread, 0))
+        setattr(owner, name, _call_before(getattr(owner, name), _leave_for_thread, 0))
     for name in _OF_STORAGES:
-        setattr(torch.UntypedStorage, name, _first(getattr(torch.UntypedStorage, name), _leave_for_storage, 0))
+        setattr(torch.UntypedStorage, name, _call_before(getattr(torch.UntypedStorage, name), _leave_for_storage, 0))
     torch.Tensor.data = _data()  # type: ignore[assignment]
     torch.Tensor.__setitem__ = _setitem(torch.Tensor.__setitem__)  # type: ignore[method-assign]
     torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
     for name in _OF_GENERATORS:
-        _torch.set_method(torch.Generator, name, _first(getattr(torch.Generator, name), _torch.about_to_read_generator))
-    torch.utils.swap_tensors = _first(torch.utils.swap_tensors, let_go, 2)
+        _torch.set_method(torch.Generator, name, _call_before(getattr(torch.Generator, name), _torch.about_to_read_generator))
+    torch.utils.swap_tensors = _call_before(torch.utils.swap_tensors, drop_plans_of, 2)
     torch.nn.Module.__setattr__ = _setattr(torch.nn.Module.__setattr__, take_forward)  # type: ignore[method-assign]
     operator = torch._ops.HigherOrderOperator
     operator.__call__ = _higher_order(operator.__call__)  # type: ignore[method-assign]

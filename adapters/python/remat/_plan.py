@@ -13,8 +13,9 @@ import torch
 
 from . import _core, _options
 from ._errors import Refused
+from ._model_entries import SLOT
 from ._report import MOST_POINTS, Plan, extra_time
-from ._session import SLOT, Session
+from ._session import Session
 from ._wrap_options import Options
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[st
     _options.number("points", points, numbers.Integral, 1, MOST_POINTS)
     options = Options(solver=solver, solver_options=solver_options, time_limit=time_limit, gap=gap, seed=seed, device=parts_of(device))
     session = prepared(model, options)
-    session._run.end_when_interrupted()
+    session._native.end_when_interrupted()
     session._prepare(model, args, kwargs)
-    found, picture = session._run.curve(session._options.solver_name(), dict(session._options.solver_options), time_limit, gap, seed, points)
+    found, picture = session._native.curve(session._options.solver_name(), dict(session._options.solver_options), time_limit, gap, seed, points)
     return Curve(found, session.plan["plain_seconds"], picture)
 
 

@@ -59,7 +59,7 @@ class Source:
 
     def signature(self) -> str:
         model, session = self.model(), self._session()
-        followed = session is not None and session._options.followed()  # then each step compares the calls of the forward with the recorded ones
+        followed = session is not None and session._options.follows()  # then each step compares the calls of the forward with the recorded ones
         if session is not None and session._source is self:
             session._members = _members(model, not followed)
             if not followed:

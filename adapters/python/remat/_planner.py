@@ -37,8 +37,8 @@ def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str 
             raise TypeError(f"{name} must be a name, got {text!r}")
     for name, value in (("time_limit", time_limit), ("gap", gap)):
         _options.number(name, value)
-    for name, count, least, most in (("threads", threads, 0, (1 << 31) - 1), ("seed", seed, 0, (1 << 64) - 1)):
-        _options.number(name, count, _numbers.Integral, least, most)
+    for name, count, minimum, maximum in (("threads", threads, 0, (1 << 31) - 1), ("seed", seed, 0, (1 << 64) - 1)):
+        _options.number(name, count, _numbers.Integral, minimum, maximum)
     if observer is not None:
         _options.function("observer", observer)
     schedule_text = _core.solve(problem_text, _budget(budget), solver, _options.of_solver(solver_options), backend, time_limit, threads,

@@ -28,7 +28,6 @@ from ._snapshot import Snapshot
 from ._sources import sources
 from ._wrap_options import Options
 
-SLOT = "_remat"  #: key of the session in the model's `__dict__`
 log = logging.getLogger("remat")
 _making = threading.RLock()  #: held while a session of `_torch` is made
 
@@ -42,39 +41,39 @@ class Session:
         self._options = options
         self._open = True
         self._paused: collections.Counter[int] = collections.Counter()  # per thread: depth of `paused` contexts
-        self._unplanned: collections.Counter[Any] = collections.Counter()  # per kind of call: number of calls in a row without a plan
+        self._plain_calls: collections.Counter[Any] = collections.Counter()  # per kind of call: number of calls in a row without a plan
         self._warned: set[str] = set()
-        self._looked = False  # has searched for modules that no plan can hold
+        self._parts_checked = False  # has searched for modules that no plan can hold
         self._source = Source(model, self)
         self._members: list[tuple[Any, ...]] = []
-        self._made: _torch.Session | None = None
+        self._native_if_made: _torch.Session | None = None
         self._weights: Disk | None = None  # disk of the weights; None: they are in memory
         self._gradients: Gradients | None = None  # moves gradients into files
         _live.sessions.add(self)
 
     @property
-    def _run(self) -> _torch.Session:
-        if self._made is None:  # made late: a copied model has no parameters yet when its session is copied
+    def _native(self) -> _torch.Session:
+        if self._native_if_made is None:  # made late: a copied model has no parameters yet when its session is copied
             with _making:
-                if self._made is None:
-                    self._made = self._make()
-        return self._made
+                if self._native_if_made is None:
+                    self._native_if_made = self._make_native()
+        return self._native_if_made
 
     def _check_open(self) -> None:
         if not self._open:
             raise Error("this session is closed: call remat.wrap again")
 
-    def _make(self) -> _torch.Session:
+    def _make_native(self) -> _torch.Session:
         self._check_open()
         o, model = self._options, self._source.model()
         self._place_weights(model)
         paged = o.offload == "all" and o.steps_on is None
         self._source = Source(model, self)  # an earlier session of `_torch` with steps in flight keeps its own source
-        return _torch.Session(type(model).__name__, self._source, *o.limit(),
+        return _torch.Session(type(model).__name__, self._source, *o.budget_text(),
                               o.solver_name(), dict(o.solver_options), o.time_limit, o.gap, o.seed, o.verify,
-                              o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
-                              paged, paged and o.weights == "planned", o.most, o.far, o.graph,
-                              "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise", o.optimizer_bytes(),
+                              o.on_new_shape, o.cache_folder(), _progress, o.device, *o.activation_disk(),
+                              paged, paged and o.weights == "planned", o.max_budget, o.far_bytes, o.graph,
+                              "" if o.steps_on is None else str(o.steps_on), o.follows(), o.on_refuse == "raise", o.optimizer_bytes(),
                               o.first_limit)
 
     def _place_weights(self, model: torch.nn.Module) -> None:
@@ -82,8 +81,8 @@ class Session:
         o = self._options
         weights_on_host = o.steps_on is not None
         if weights_on_host and self._open:
-            _host.place(model, o.steps_on, pinned=not o.files)
-        wanted = o.disk if o.offload == "all" and self._open and (o.files or not weights_on_host) else None
+            _host.place(model, o.steps_on, pinned=not o.weights_in_files)
+        wanted = o.disk if o.offload == "all" and self._open and (o.weights_in_files or not weights_on_host) else None
         if self._weights is not None and (wanted is None or self._weights.options != (wanted, o.disk_budget)):
             _weights.bring_back(model, self._weights)
             self._weights = None
@@ -104,7 +103,7 @@ class Session:
     def _set_forward(self, function: Any, original: Any) -> None:
         """Notes that `function`, which plans `original`, is now the forward of the model."""
         self._forward, self._original = function, original
-        if not self._options.followed():
+        if not self._options.follows():
             self.invalidate()
 
     def _plain(self, model: torch.nn.Module, planned_by: Any = None) -> Any:
@@ -122,7 +121,7 @@ class Session:
         plans = torch.is_grad_enabled() and self._open and not self._paused[threading.get_ident()]
         if not plans or _torch.capturing() or torch._C._is_tracing() or torch.compiler.is_compiling():
             return plain(*args, **kwargs)
-        if self._options.followed():
+        if self._options.follows():
             return self._follow(model, plain, args, kwargs)
         try:
             inputs, form, text = _tree.flatten((args, kwargs), "arguments")
@@ -139,7 +138,7 @@ class Session:
                 if self._options.on_refuse == "raise":
                     raise
                 self._warn_unplanned(why)
-        self._unplanned[key] += 1
+        self._plain_calls[key] += 1
         return plain(*args, **kwargs)
 
     def _follow(self, model: torch.nn.Module, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
@@ -151,16 +150,16 @@ class Session:
                 step = Step(self._source, plain, args, kwargs, self._options)
                 refuse_unplanned(step.inputs)
                 kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
-            if not self._looked:
+            if not self._parts_checked:
                 refuse_parts(model)
                 _live.free_unreferenced_models()
-                self._looked = True
+                self._parts_checked = True
         except Refused as why:
             return self._run_unplanned(why, plain, args, kwargs)
         if self._is_due(kind):
             try:
-                self._run.forward(step, step.text, step.inputs, None)
-                del self._unplanned[kind]
+                self._native.forward(step, step.text, step.inputs, None)
+                del self._plain_calls[kind]
                 return step.take()
             except Refused as why:
                 step.undo()
@@ -172,12 +171,12 @@ class Session:
                 if not step.raised:  # if the module has raised, its effects so far are those of eager mode, and stay
                     step.undo()
                 raise
-        self._unplanned[kind] += 1
+        self._plain_calls[kind] += 1
         return plain(*args, **kwargs)
 
     def _is_due(self, kind: Any) -> bool:
         """True if a call should be planned. Exponential backoff: it should after 0, 1, 3, 7, ... calls of this kind without a plan."""
-        calls = self._unplanned[kind]
+        calls = self._plain_calls[kind]
         return calls & (calls + 1) == 0
 
     def _run_unplanned(self, why: Refused, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
@@ -198,7 +197,7 @@ class Session:
             attempt.raised = None
             try:
                 with without_anomalies():
-                    outputs, used = self._run.forward(forward_of(self._source, plain, form, text, note, attempt), text, inputs, note)
+                    outputs, used = self._native.forward(forward_of(self._source, plain, form, text, note, attempt), text, inputs, note)
             except Refused as e:
                 e.source = attempt.where
                 self._undo(before or attempt.before)
@@ -216,9 +215,9 @@ class Session:
                 if self._options.on_refuse == "raise" and before is None:  # with `before`, it is a first call that fills in caches
                     raise refused from e
                 self._warn_unplanned(refused)
-                self._unplanned[kind] += 1
+                self._plain_calls[kind] += 1
                 return result
-            del self._unplanned[kind]
+            del self._plain_calls[kind]
             return _tree.unflatten(used.form, iter(outputs))
         self._undo(before)
         weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), cast(Any, model)), torch.Tensor)
@@ -238,11 +237,11 @@ class Session:
         args, kwargs = _options.arguments(args, kwargs)
         refuse_transforms()
         o, plain = self._options, self._plain(model)
-        if not o.followed() and o.device is None:
-            return _calls.prepare_replay(self._run, self._source, plain, args, kwargs)
+        if not o.follows() and o.device is None:
+            return _calls.prepare_replay(self._native, self._source, plain, args, kwargs)
         if o.steps_on is not None:
             args, kwargs = _host.all_to_device((args, kwargs), o.steps_on)
-        _calls.prepare(self._run, Step(self._source, plain, args, kwargs, o, trial=True), model, o)
+        _calls.prepare(self._native, Step(self._source, plain, args, kwargs, o, trial=True), model, o)
 
     def _tell_hooks(self, model: torch.nn.Module) -> None:
         hooked = _snapshot.hooked(model)
@@ -255,7 +254,7 @@ class Session:
     @property
     def plan(self) -> Plan:
         """The plan used last."""
-        return Plan.of(self._run.plan(), sources(self._source.model()))
+        return Plan.of(self._native.plan(), sources(self._source.model()))
 
     @property
     def optimizer_bytes(self) -> int:
@@ -265,7 +264,7 @@ class Session:
     @property
     def plans(self) -> list[Plan]:
         """All plans that are kept."""
-        return [Plan.of(figures) for figures in self._run.plans()]
+        return [Plan.of(figures) for figures in self._native.plans()]
 
     def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
         """A table of the memory and time of the plan used last; `report().save("report.html")` writes a page.
@@ -273,7 +272,7 @@ class Session:
         time_limit, points: for the page, see `Plan.report`.
         Raises Error before the first plan.
         """
-        return Report(self._run.report(), self.plan, "", time_limit, points)
+        return Report(self._native.report(), self.plan, "", time_limit, points)
 
     def memory(self) -> dict[str, int]:
         """Figures in bytes, by name. Figures of a plan, `budget` included, are 0 before the first plan.
@@ -283,12 +282,12 @@ class Session:
         `weights` and `gradients` are reserved on the disk: for activations, for weights, for gradients. `to_disk` and `from_disk` are copied in each step.
         `fetched` are the weights that a plan fetches in each step. On the device of the model, `live` are the bytes of tensors now, `reserved` the bytes
         that its allocator has taken, and `workspaces` those that libraries keep."""
-        return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
+        return {**self._native.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._gradients is None else self._gradients.disk.reserved}
 
     def reset_peak(self) -> None:
         """Starts a new measurement of the peak."""
-        self._run.reset_peak()
+        self._native.reset_peak()
 
     def set_budget(self, budget: int | float | str | None = None, *,
                    activation_budget: int | float | str | None = None) -> None:
@@ -306,24 +305,24 @@ class Session:
     @contextlib.contextmanager
     def _trying(self, options: Options) -> Iterator[None]:
         """A context in which these options hold, and the session is open. They stay, unless the context ends with an exception."""
-        old, before = self._options, (self._options, self._made, self._source, self._open)
+        old, before = self._options, (self._options, self._native_if_made, self._source, self._open)
         model = self._source.model()
         with _host.unmoved(model):
             try:
                 if self._open and old.steps_on is not None and options.steps_on is None:
                     _host.leave(model)
                 self._options, self._open = options, True
-                self._unplanned.clear()
+                self._plain_calls.clear()
                 if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
-                    self._made = None
-                elif self._made is not None and options.limit() != old.limit():
-                    self._made.set_budget(*options.limit())
+                    self._native_if_made = None
+                elif self._native_if_made is not None and options.budget_text() != old.budget_text():
+                    self._native_if_made.set_budget(*options.budget_text())
                 yield
             except BaseException:
-                self._options, self._made, self._source, self._open = before
+                self._options, self._native_if_made, self._source, self._open = before
                 self._place_weights(model)
-                if self._made is not None and options.limit() != old.limit():
-                    self._made.set_budget(*old.limit())
+                if self._native_if_made is not None and options.budget_text() != old.budget_text():
+                    self._native_if_made.set_budget(*old.budget_text())
                 raise
 
     @contextlib.contextmanager
@@ -337,14 +336,14 @@ class Session:
 
     def invalidate(self) -> None:
         """Drops all plans. For a model that has changed in a way that is invisible from outside."""
-        self._unplanned.clear()
-        if self._made is not None:
-            self._made.invalidate()
+        self._plain_calls.clear()
+        if self._native_if_made is not None:
+            self._native_if_made.invalidate()
 
     def release(self) -> None:
         """Gives back the memory that is kept for the next step. Plans stay."""
-        if self._made is not None:
-            self._made.release()
+        if self._native_if_made is not None:
+            self._native_if_made.release()
 
     def close(self) -> None:
         """Ends planning; the model then runs plain. `unwrap` also removes everything that `wrap` put into it."""
@@ -352,10 +351,10 @@ class Session:
         if self._open and self._options.steps_on is not None and model is not None:
             _host.leave(model)
         self._open = False
-        self._made = None
+        self._native_if_made = None
 
     def __repr__(self) -> str:
-        return f"<remat.Session budget={self._options.limit()[0]!r}{'' if self._open else ' closed'}>"
+        return f"<remat.Session budget={self._options.budget_text()[0]!r}{'' if self._open else ' closed'}>"
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Session:
         model = self._source.model()

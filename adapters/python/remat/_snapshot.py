@@ -15,10 +15,11 @@ try:  # imported here, because its first import during a forward would look like
 except ImportError:
     numpy_random = None  # type: ignore[assignment]
 
+from ._model_entries import SLOT
 from ._tree import attributes, constant
 
 #: Names in `Module.__dict__` that are no attributes of the user: names of PyTorch, hooks included, of this package and of trainers.
-_OTHERS = frozenset(set(torch.nn.Module().__dict__) - {"training"} | {"_remat", "_trainer", "_fabric"})
+_OTHERS = frozenset(set(torch.nn.Module().__dict__) - {"training"} | {SLOT, "_trainer", "_fabric"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _DEPTH = 6

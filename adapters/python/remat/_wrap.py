@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import sys
@@ -17,8 +16,9 @@ import torch
 from . import _host, _live, _patches, _torch
 from ._errors import Error, Refused
 from ._groups import Offload, Planner, flattened
+from ._model_entries import FIXED_METHODS, NO_REPLICAS, SLOT
 from ._options import arguments
-from ._session import SLOT, Session
+from ._session import Session
 from ._states import state_bytes
 from ._wrap_options import Options
 
@@ -65,18 +65,18 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
     if isinstance(model, torch.nn.DataParallel):
-        raise Refused(_NO_REPLICAS)
+        raise Refused(NO_REPLICAS)
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise Refused("DistributedDataParallel averages gradients as they come, which is no part of a plan: wrap the module inside",
                       advice="DistributedDataParallel(remat.wrap(module))")
     if type(model).__module__.startswith("torch._dynamo"):
         raise Refused("remat.wrap takes the module itself, not what torch.compile made of it",
                       advice="wrap the module, then compile it")
-    options = options.on_host(model)
+    options = options.resolved_for(model)
     session = model.__dict__.get(SLOT)
     with _wrapping(model, options) if session is None else session._trying(options):
         session = of(model)
-        session._run  # made now, to raise errors of options at once
+        session._native  # made now, to raise errors of options at once
         if args or kwargs:
             session._prepare(model, args, kwargs)
     return model
@@ -86,10 +86,10 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
 def _wrapping(model: torch.nn.Module, options: Options) -> Iterator[None]:
     """A context in which `model` is wrapped; it stays so, unless the context ends with an exception."""
     _live.free_unreferenced_models()
-    _patches.install(_let_go, _take_forward)
+    _patches.install(_drop_plans_of, _take_forward)
     session = Session(model, options)
     model.__dict__.update(forward=_forward_of(model, session, model.__dict__.get("forward")), **{SLOT: session})
-    for name, function in _OWN.items():
+    for name, function in FIXED_METHODS.items():
         model.__dict__[name] = types.MethodType(function, model)
     with _host.unmoved(model):
         try:
@@ -124,7 +124,7 @@ def unwrap(model: M) -> M:
     session.close()
     session._place_weights(model)
     forward = model.__dict__.get("forward")
-    if getattr(forward, "__func__", None) in _made:
+    if getattr(forward, "__func__", None) in _planned_forwards:
         if session._original is None:
             del model.__dict__["forward"]
         else:
@@ -132,7 +132,7 @@ def unwrap(model: M) -> M:
         del model.__dict__[SLOT]
     else:
         return model  # other code has wrapped our forward: it must stay, and runs the model plain
-    for name in _OWN:
+    for name in FIXED_METHODS:
         model.__dict__.pop(name, None)
     return model
 
@@ -158,37 +158,15 @@ def _session(model: Any) -> Session | None:
     return getattr(model, "__dict__", {}).get(SLOT)
 
 
-def _let_go(*tensors: torch.Tensor) -> None:
+def _drop_plans_of(*tensors: torch.Tensor) -> None:
     """Called before tensors are swapped with others: sessions of models with these tensors drop their plans. The next step plans anew."""
     for session in list(_live.sessions):
         model = session._source._model()
-        if model is not None and session._made is not None and any(t is own for own in (*model.parameters(), *model.buffers()) for t in tensors):
-            session._made = None
+        if model is not None and session._native_if_made is not None and any(t is own for own in (*model.parameters(), *model.buffers()) for t in tensors):
+            session._native_if_made = None
 
 
-_NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plans would share one memory; start one process per device "
-                "with torchrun and DistributedDataParallel")
-
-
-def _replicate_for_data_parallel(self: torch.nn.Module) -> Any:
-    raise Refused(_NO_REPLICAS, advice="torchrun")
-
-
-def _getstate(self: Any) -> Any:
-    """The state for a pickle or a shallow copy: the plain model. `copy.deepcopy` makes a wrapped copy."""
-    cls: Any = type(self)
-    state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
-    if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
-        return state
-    state = {name: value for name, value in state.items() if name not in (SLOT, *_live.METHODS)}
-    if self.__dict__[SLOT]._original is not None:
-        state["forward"] = self.__dict__[SLOT]._original
-    return state
-
-
-_OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstate__": _getstate}  #: methods that `wrap` puts into a model, beside `forward`
-
-_made: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_planned_forwards: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def _take_forward(model: torch.nn.Module, value: Any) -> Any:
@@ -198,7 +176,7 @@ def _take_forward(model: torch.nn.Module, value: Any) -> Any:
     if session is None or not callable(value):
         return value
     function = getattr(value, "__func__", None)
-    if function not in _made or value.__self__ is not model:
+    if function not in _planned_forwards or value.__self__ is not model:
         return _forward_of(model, session, value)
     session._set_forward(function, getattr(function, "__wrapped__", None))
     return value
@@ -223,7 +201,7 @@ def _make_forward(shown: Any, original: Any) -> Any:
         if session is None or session._forward is not forward:  # called by the forward that has replaced it
             return (types.MethodType(type(self).forward, self) if original is None else original)(*args, **kwargs)
         if "torch._dynamo.eval_frame" in sys.modules:
-            return _undynamic()(session, self, args, kwargs)
+            return _untraced_call()(session, self, args, kwargs)
         return session._call(self, args, kwargs)
 
     forward.__doc__ = shown.__doc__
@@ -240,11 +218,11 @@ def _make_forward(shown: Any, original: Any) -> Any:
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
     if original is not None:
         forward.__wrapped__ = original  # type: ignore[attr-defined]
-    _made.add(forward)
+    _planned_forwards.add(forward)
     return forward
 
 
 @functools.cache
-def _undynamic() -> Any:
+def _untraced_call() -> Any:
     """`Session._call`, hidden from the tracer of torch.compile."""
     return torch.compiler.disable(Session._call)

@@ -147,7 +147,7 @@ class python_session {
                  const remat::registry::option_values& solver_options, double seconds, double gap, std::uint64_t seed,
                  std::size_t verify, const std::string& on_new_shape, const std::optional<std::string>& cache, py::object log,
                  const std::optional<roofline_parts>& device, const std::optional<std::string>& disk,
-                 const std::string& disk_budget, bool gradients_leave, bool plan_weights, remat::bytes_t most,
+                 const std::string& disk_budget, bool gradients_leave, bool plan_weights, remat::bytes_t max_budget,
                  remat::bytes_t on_host, bool graph, const std::string& steps_on, bool follow, bool strict,
                  remat::bytes_t optimizer, double first_seconds)
       : interrupted_(std::make_shared<interruption>()), line_(std::make_shared<terminal_line>()) {
@@ -188,7 +188,7 @@ class python_session {
       o.optimizer = optimizer;
       o.first_seconds = first_seconds;
       if (plan_weights) o.fetched = rp::worth_fetching;
-      if (most >= 0) o.most = most;
+      if (max_budget >= 0) o.max_budget = max_budget;
       o.new_shapes = new_shapes;
       o.verify = verify;
       o.log = [tell, line = line_](const std::string& text) {
@@ -234,7 +234,7 @@ class python_session {
                     py::arg("planned") = r.total(), py::arg("arena") = r.arena, py::arg("held") = r.held(),
                     py::arg("live") = on_->use().live, py::arg("host") = beyond(rp::meter::peak(), host_before_),
                     py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in,
-                    py::arg("fetched") = r.fetched, py::arg("unplanned") = r.beyond_plan,
+                    py::arg("fetched") = r.fetched, py::arg("unplanned") = r.unplanned_bytes,
                     py::arg("reserved") = on_->use().reserved, py::arg("workspaces") = r.workspaces);
   }
   py::dict plan() {

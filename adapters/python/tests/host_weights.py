@@ -326,6 +326,43 @@ def check_lost_gradient():
     raise AssertionError("no failure named a parameter")
 
 
+class Watched(torch.nn.Module):
+    """Looks at a value in its forward, for which a large and a small weight are fetched ahead of the plan."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 4)
+        self.seen = 0.0
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.seen = y.sum().item()
+        return self.last(y.relu()).sum()
+
+
+def check_short_memory():
+    """If the device has no room for a weight, no copy of another weight stays there: a later step would take it for the weight."""
+    if not emulated.is_emulated:
+        return
+    model, x = remat.wrap(Watched(), device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9), torch.ones(2, 2048)
+    for _ in range(2):
+        model(x).backward()
+    remat.of(model).release()
+    free, _ = torch.accelerator.get_memory_info(DEVICE)
+    emulated.take(0, free - (8 << 20))
+    try:
+        model(x).backward()
+        raise AssertionError("there was room for a weight of 16 MiB")
+    except (torch.OutOfMemoryError, remat.NoSpace):
+        pass
+    emulated.take(0, 0)
+    with torch.no_grad():
+        model.layer.bias.fill_(1.0)
+        model.layer.weight.zero_()
+    model(x).backward()
+    assert model.seen == 2 * 2048, model.seen
+
+
 def main():
     torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's choice of the fast path depends on the place of the weights
     check_refusals()
@@ -349,6 +386,7 @@ def main():
                     assert emulated.races() == 0, emulated.race_reports()
                     compared += 1
     check_lost_gradient()
+    check_short_memory()
     print(f"{compared} trainings on {DEVICE} with weights of the host equal plain training")
 
 

@@ -125,14 +125,14 @@ TEST_CASE("plans survive a round trip through a document") {
   const auto c = captured_from(s);
   planned_program d{c.step, profile(*c.step, {.cache = {}, .seconds = 0}), {}};
   const auto p = to_problem(*c.step, d.profiles.seconds(), d.profiles.workspace());
-  d.found.schedule = store_all_schedule(p);
+  d.result.schedule = store_all_schedule(p);
   std::stringstream text;
   write_planned_program(text, d);
   const auto read = read_planned_program(text);
-  CHECK(read.found.schedule == d.found.schedule);
+  CHECK(read.result.schedule == d.result.schedule);
   CHECK(read.profiles.seconds() == d.profiles.seconds());
-  const auto first = std::make_shared<execution_plan>(d.step, d.found.schedule, d.profiles);
-  const auto second = std::make_shared<execution_plan>(read.step, read.found.schedule, read.profiles);
+  const auto first = std::make_shared<execution_plan>(d.step, d.result.schedule, d.profiles);
+  const auto second = std::make_shared<execution_plan>(read.step, read.result.schedule, read.profiles);
   CHECK(first->needed_bytes() == second->needed_bytes());
   const auto buffers = copies_of(s.module->buffers());
   const auto run = [&](const std::shared_ptr<execution_plan>& plan, const std::shared_ptr<const program>& step) {
@@ -195,7 +195,7 @@ TEST_CASE("damaged documents are read or refused with a typed error") {
   const auto s = everything();
   const auto c = captured_from(s);
   planned_program d{c.step, profile(*c.step, {.cache = {}, .seconds = 0}), {}};
-  d.found.schedule = store_all_schedule(to_problem(*c.step, d.profiles.seconds(), d.profiles.workspace()));
+  d.result.schedule = store_all_schedule(to_problem(*c.step, d.profiles.seconds(), d.profiles.workspace()));
   std::ostringstream out;
   write_planned_program(out, d);
   const auto text = out.str();
@@ -210,7 +210,7 @@ TEST_CASE("damaged documents are read or refused with a typed error") {
     std::istringstream in(damaged);
     try {
       const auto plan = read_planned_program(in);
-      execution_plan(plan.step, plan.found.schedule, plan.profiles);
+      execution_plan(plan.step, plan.result.schedule, plan.profiles);
       ++taken;
     } catch (const remat::error&) {
       ++refused;

@@ -39,7 +39,7 @@ TEST_CASE("schedules have the results of eager mode bit by bit, without unplanne
       restore(s, buffers);
       for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
       REQUIRE(hardware::races() == "");
-      CHECK(e.unplanned() == 0);
+      CHECK(e.unplanned_allocations() == 0);
       CHECK_FALSE(e.in_flight());
       CHECK(e.plan().arena_bytes() >= e.plan().live_peak());
     }
@@ -76,7 +76,7 @@ TEST_CASE("with the allocator of the device, buffers return to it when they die"
         outputs.clear();
         CHECK(on.use().live == before);
       }
-      CHECK(e.unplanned() == 0);
+      CHECK(e.unplanned_allocations() == 0);
       CHECK(e.arena_in_use() == false);
       REQUIRE(hardware::races() == "");
     }
@@ -139,7 +139,7 @@ TEST_CASE("steps in flight share their working memory", "[device]") {
         shared->release();
         CHECK(shared->bytes() == 0);
       }
-      CHECK(first.unplanned() + second.unplanned() == 0);
+      CHECK(first.unplanned_allocations() + second.unplanned_allocations() == 0);
     }
     const auto plan = std::make_shared<execution_plan>(x.step, schedules[0], x.profiles, first_layout, 0, placing::zones);
     if (plan->working_bytes() > 0) CHECK_THROWS_AS(executor(plan, *x.tensors, on), broken_contract);
@@ -215,7 +215,7 @@ TEST_CASE("captured steps have the results of eager mode bit by bit, at fixed ad
       INFO(e.not_captured());
       CHECK((e.not_captured().empty() || e.not_captured() == plan->why_addresses_move()));
       (e.not_captured().empty() ? captured : refused) += 1;
-      CHECK(e.unplanned() == 0);
+      CHECK(e.unplanned_allocations() == 0);
       REQUIRE(hardware::races() == "");
     }
   }
@@ -265,7 +265,7 @@ TEST_CASE("values that are offloaded have the results of eager mode bit by bit",
         executor e(e_plan, *x.tensors, on, far);
         restore(s, buffers);
         for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
-        CHECK(e.unplanned() == 0);
+        CHECK(e.unplanned_allocations() == 0);
         CHECK_FALSE(e.arena_in_use());
         REQUIRE(hardware::races() == "");
         moves += e_plan->moved_bytes().second > 0;

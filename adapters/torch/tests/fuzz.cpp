@@ -339,7 +339,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
       why = "all its steps run as they are";
       return verdict::refused;
     }
-    if (!follow) CHECK(run.report().unplanned == 0);
+    if (!follow) CHECK(run.report().unplanned_allocations == 0);
     away += run.report().moved_in > 0;
     net->zero_grad();
     if (round == 2) break;

@@ -177,17 +177,17 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     p.stop();
     CHECK(b.const_data_ptr() == memory.data() + 64);
     CHECK(meter::live() == before + 64);  // only c
-    CHECK(p.unplanned() == 0);
-    CHECK(p.beyond() == 0);
+    CHECK(p.unplanned_allocations() == 0);
+    CHECK(p.unplanned_bytes() == 0);
   }
   SECTION("a larger allocation ends the plan") {
     p.plan(plan);
     p.start();
     auto a = at::empty({17}), b = at::empty({32});
     p.stop();
-    CHECK(p.unplanned() == 2);
+    CHECK(p.unplanned_allocations() == 2);
     CHECK(meter::live() == before + 68 + 128);
-    CHECK(p.beyond() == 68 + 128 - 64);  // less the block without a place
+    CHECK(p.unplanned_bytes() == 68 + 128 - 64);  // less the block without a place
   }
   SECTION("more allocations than planned") {
     p.plan({plan.data(), 1});
@@ -195,23 +195,23 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     auto a = at::empty({16}), b = at::empty({16});
     p.stop();
     CHECK(a.const_data_ptr() == memory.data());
-    CHECK(p.unplanned() == 1);
-    CHECK(p.beyond() == 64);
+    CHECK(p.unplanned_allocations() == 1);
+    CHECK(p.unplanned_bytes() == 64);
     p.start();
     at::empty({64});
     at::empty({32});
     p.stop();
-    CHECK(p.beyond() == 256);
+    CHECK(p.unplanned_bytes() == 256);
     p.plan(plan);
-    CHECK(p.beyond() == 0);
+    CHECK(p.unplanned_bytes() == 0);
   }
   SECTION("a missing release: the place of the third allocation may still be in use") {
     p.plan(plan);
     p.start();
     auto a = at::empty({16}), b = at::empty({32}), c = at::empty({16});
     p.stop();
-    CHECK(p.unplanned() == 1);
-    CHECK(p.beyond() == 0);  // it had no place in the plan either
+    CHECK(p.unplanned_allocations() == 1);
+    CHECK(p.unplanned_bytes() == 0);  // it had no place in the plan either
   }
   SECTION("allocations of other threads") {
     p.plan(plan);
@@ -220,7 +220,7 @@ TEST_CASE("planned allocations have the planned addresses, and unplanned allocat
     std::thread([&] { other = at::empty({16}); }).join();
     p.stop();
     CHECK(other.const_data_ptr() != memory.data());
-    CHECK(p.unplanned() == 0);
+    CHECK(p.unplanned_allocations() == 0);
   }
   SECTION("raw allocations") {
     p.plan(plan);

@@ -320,8 +320,8 @@ TEST_CASE("geometry kernels agree with the kernels of the host", "[meta_kernels]
             continue;
           }
           ++deduced;
-          CHECK(results->drew != at::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
-          const auto known = results->over(operands);
+          CHECK(results->draws != at::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
+          const auto known = results->made_for(operands);
           REQUIRE(known.size() == real.size());
           for (std::size_t i = 0; i < real.size(); ++i) {
             const Tensor want = real[i].toTensor(), have = known[i].toTensor();

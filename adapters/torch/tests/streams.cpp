@@ -219,7 +219,7 @@ TEST_CASE("allocations on another stream or device are not placed in an arena", 
   CHECK_FALSE(in_arena(other));
   if (count > 1) CHECK_FALSE(in_arena(elsewhere));
   CHECK(in_arena(second));
-  CHECK(plan->unplanned() == 0);
+  CHECK(plan->unplanned_allocations() == 0);
 }
 
 TEST_CASE("device_of finds the device of tensors, or gives the reason why not") {

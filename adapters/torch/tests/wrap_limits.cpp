@@ -82,7 +82,7 @@ TEST_CASE("autograd::grad, hooks, two modules in one process, and a forward with
     }
     t.planned.module->parameters()[0].remove_hook(hook);
   }
-  CHECK(run.report().unplanned == 0);
+  CHECK(run.report().unplanned_allocations == 0);
 }
 
 TEST_CASE("an absolute budget holds with any existing gradients") {
@@ -121,7 +121,7 @@ TEST_CASE("an absolute budget holds with any existing gradients") {
       CHECK(run.report().total() <= limit);
     }
     planned.module->zero_grad();
-    CHECK(run.report().unplanned == 0);
+    CHECK(run.report().unplanned_allocations == 0);
   }
   at::set_num_threads(1);
 }
@@ -156,7 +156,7 @@ TEST_CASE("the first step with a loss that ignores some outputs stays within the
   }
 }
 
-TEST_CASE("no budget exceeds the option `most`", "[device]") {
+TEST_CASE("no budget exceeds the option `max_budget`", "[device]") {
   const on_test_device there;
   for (const char* share : {"100% of activations", "1 GiB"}) {
     twins t(0);
@@ -164,22 +164,22 @@ TEST_CASE("no budget exceeds the option `most`", "[device]") {
     testing::runner whole(t.plain.module, t.plain.forward, options);
     whole.prepare(t.plain.inputs);
     for (const bytes_t left : {0, 1000, -8000}) {
-      options.most = whole.report().total() + left;
+      options.max_budget = whole.report().total() + left;
       testing::runner run(t.planned.module, t.planned.forward, options);
       try {
         run.prepare(t.planned.inputs);
         CHECK(left >= 0);
-        CHECK(run.report().budget == (left == 0 || std::string(share) == "1 GiB" ? options.most : whole.report().budget));
+        CHECK(run.report().budget == (left == 0 || std::string(share) == "1 GiB" ? options.max_budget : whole.report().budget));
       } catch (const rt::over_budget& e) {
         CHECK(left < 0);
-        CHECK(e.asked == options.most);
+        CHECK(e.asked == options.max_budget);
       }
     }
   }
   auto options = testing::quick("100%");
-  options.most = -1;
+  options.max_budget = -1;
   twins t(0);
-  CHECK_THROWS_WITH(testing::runner(t.plain.module, t.plain.forward, options), Catch::Contains("wrap_options.most"));
+  CHECK_THROWS_WITH(testing::runner(t.plain.module, t.plain.forward, options), Catch::Contains("wrap_options.max_budget"));
 }
 
 TEST_CASE("values on a disk: results, limits, and no copies without need", "[device]") {

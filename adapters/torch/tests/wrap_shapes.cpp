@@ -267,7 +267,7 @@ TEST_CASE("the report can be read while a step runs on another thread") {
 TEST_CASE("input shapes that were not used for long are forgotten, and new shapes may run plain") {
   twins t(0);
   auto o = testing::quick();
-  o.most_shapes = 3;
+  o.max_shapes = 3;
   testing::runner run(t.planned.module, t.planned.forward, o);
   for (int64_t batch : {4, 5, 6, 7, 8, 5}) run.prepare({::torch::randn({batch, 32})});
   CHECK(run.reports().size() == 3);

@@ -71,7 +71,7 @@ class step_node final : public ::torch::autograd::Node {
     std::size_t i = 0;
     for (; i < connected_.size(); ++i)
       if (connected_[i] && at-- == 0) break;
-    if (i == connected_.size() || !replan_.graph->is_inside(i)) return false;
+    if (i == connected_.size() || !replan_.graph->feeds_other_outputs(i)) return false;
     ::torch::autograd::impl::set_gradient_edge(t, replan_.graph->edge_of(i));
     return observed_ = true;
   }
@@ -153,7 +153,7 @@ class step_node final : public ::torch::autograd::Node {
     if (sums) kind->outputs->expect_summands(true);
     const bool possible = !(known && does && !(sums && kind->outputs->in_summands())) && beside_ &&
                           beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
-    if (does && !possible && !inside.code.empty()) {
+    if (does && !possible && !inside.custom_nodes.empty()) {
       const auto differs = [&] {
         const auto there = replan_.disguise ? replan_.disguise(false) : nullptr;
         return replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves());
@@ -173,9 +173,9 @@ class step_node final : public ::torch::autograd::Node {
     if (does && !possible) {
       replan = {};  // frees the graph, which leads to parameters: gradients leave early only to unshared ones
       result = planned(*r, given, unread);
-    } else {                                    // runs the forward once more, by another plan
-      std::exchange(r, nullptr)->run->reset();  // frees its arena
-      const auto to = inside.code.empty() ? std::vector<at::Tensor>() : leaves();
+    } else {                                         // runs the forward once more, by another plan
+      std::exchange(r, nullptr)->executor->reset();  // frees its arena
+      const auto to = inside.custom_nodes.empty() ? std::vector<at::Tensor>() : leaves();
       beside->run([&](const auto& inputs) { r = replan.make(inputs, known && does ? kind->uses : uses, possible, to); });
       if (!right(*r->kind)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
@@ -193,7 +193,7 @@ class step_node final : public ::torch::autograd::Node {
     if (batched) return {"several gradients at once (vmap)", true};
     if (!runner_) return {"another backward of the same forward", true};
     if (!device_.is_cpu() && autocast_on(c10::kCPU)) return {"a backward under autocast of the host", true};
-    if (!runner_->run->as_assumed())
+    if (!runner_->executor->as_assumed())
       return {"a backward that asks whether values are zero, and here some are", runner_->kind->outputs->learn_assumption(false)};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
     if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
@@ -218,7 +218,7 @@ class step_node final : public ::torch::autograd::Node {
     if (replan_.disguise && at::GradMode::is_enabled())
       throw not_supported("remat: " + why + " would need weights on the device for longer than this step, which are in memory " +
                           "of the host; " + as_it_is);
-    if (runner_) std::exchange(runner_, nullptr)->run->reset();
+    if (runner_) std::exchange(runner_, nullptr)->executor->reset();
     checks_.reset();
     if (!graph.filled()) replan_.as_it_is(why, always);
     std::vector<std::vector<at::Tensor>> found;
@@ -336,15 +336,15 @@ class step_node final : public ::torch::autograd::Node {
       std::vector<accumulation_lock> only_this;  // no other backward adds to these gradients
       for (std::size_t i = 0; i < sums.size(); ++i)
         if (sums[i].defined() && adds_itself(step, i)) only_this.emplace_back(*next_edge(edges_.first()[place[i]]).function);
-      g = r.run->backward(given, sums, take);
+      g = r.executor->backward(given, sums, take);
     } catch (const plan_broken&) {
       r.kind->broken = true;
       throw;
     }
-    if (r.run->beyond_plan().second > 0) r.strayed(r);
+    if (r.executor->largest_unplanned().second > 0) r.on_unplanned(r);
     for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);
     for (const auto& w : unread) require_unchanged(w, step);  // hooks must not write other parameters, as in eager mode
-    std::size_t held = r.run->gradients_still_held();
+    std::size_t held = r.executor->gradients_still_held();
     if (r.kind->has_early_gradient) {
       if (hooked && held > 0) r.kind->outputs->learn_gradients_leave(false);
     } else if (hooked) {  // the same at the end, to see whether hooks free gradients
@@ -361,18 +361,18 @@ class step_node final : public ::torch::autograd::Node {
     ::torch::autograd::variable_list result(num_outputs());
     for (std::size_t i = 0; i < step.parameters.size(); ++i)
       if (const auto k = free[place[i]]++; reached(step.parameter_sources[i])) result[k] = std::move(g.parameters[i]);
-    const auto inputs = step.input_grads.size() - r.kind->more_of.size();
+    const auto inputs = step.input_grads.size() - r.kind->input_of_summand.size();
     std::vector<std::size_t> leaf;  // per input
     for (std::size_t i = 0, l = trained.size(); i < inputs; ++i) leaf.push_back(step.input_sources[i].empty() ? l : l++);
     for (std::size_t i = 0; i < step.input_grads.size(); ++i) {
       if (step.input_grads[i] == none || !reached(step.input_sources[i])) continue;
-      result[free[leaf[i < inputs ? i : r.kind->more_of[i - inputs]]]++] = std::move(g.inputs[i]);
+      result[free[leaf[i < inputs ? i : r.kind->input_of_summand[i - inputs]]]++] = std::move(g.inputs[i]);
     }
     return result;
   }
   void give_back() {
     finished_.reset();
-    if (runner_) std::exchange(runner_, nullptr)->run->reset();
+    if (runner_) std::exchange(runner_, nullptr)->executor->reset();
     watched_.clear();
     checks_.reset();
     beside_.reset();

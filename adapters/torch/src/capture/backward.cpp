@@ -144,6 +144,73 @@ class autocast_of_backward {
   });
 }
 
+/// The tensors that collect a gradient, and what is known of their gradients. Each list has one entry per tensor, unless it says
+/// otherwise.
+struct collected_gradients {
+  std::vector<at::Tensor> wanted;          ///< parameters, then arguments of the forward
+  std::vector<index_t> parameter_slots;    ///< per parameter
+  std::vector<at::Tensor> grads;           ///< undefined: none
+  std::vector<std::size_t> numbers;        ///< of the gradients before autograd lays them out, as `recorder::id_of` counts
+  std::vector<std::vector<bool>> sources;  ///< outputs that the gradient comes from
+  std::vector<std::size_t> edges;          ///< from all outputs
+  std::vector<std::size_t> summands;       ///< edges from outputs that the loss uses
+  bool is_reached(std::size_t i) const { return std::count(sources[i].begin(), sources[i].end(), true) > 0; }
+};
+
+/// Lays out gradients as AccumulateGrad does, and notes their numbers. They must not share memory with `outputs`.
+void lay_out_gradients(recorder& r, collected_gradients& c, const std::vector<at::Tensor>& outputs) {
+  c10::impl::IncludeDispatchKeyGuard key(record_key);
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  std::set<c10::StorageImpl*> taken;
+  for (const auto& o : outputs) taken.insert(o.storage().unsafeGetStorageImpl());
+  for (std::size_t i = 0; i < c.grads.size(); ++i) {
+    auto& grad = c.grads[i];
+    if (!grad.defined()) continue;
+    if (!r.knows(grad)) throw cannot_capture("a gradient was not made by a recorded operator");
+    c.numbers[i] = r.id_of(grad);
+    const bool shared = r.is_outside(grad) || taken.count(grad.storage().unsafeGetStorageImpl());
+    grad = first_gradient(grad, c.wanted[i], shared);
+    taken.insert(grad.storage().unsafeGetStorageImpl());
+  }
+}
+
+/// Notes the gradients of the parameters.
+void note_parameters(const recorder& r, const collected_gradients& c, trace_ends& t) {
+  std::vector<std::pair<std::size_t, std::size_t>> reached;  // number of the gradient, position of the parameter
+  for (std::size_t i = 0; i < c.parameter_slots.size(); ++i) {
+    if (c.is_reached(i)) reached.emplace_back(c.numbers[i], i);
+    if (!c.grads[i].defined()) continue;
+    t.parameters.push_back(c.parameter_slots[i]);  // a slot, too: parameters have the first slots
+    t.parameter_grads.push_back(r.view_of(c.grads[i]));
+    t.parameter_sources.push_back(c.sources[i]);
+    t.parameter_sums.push_back({c.summands[i], c.numbers[i]});
+  }
+  std::sort(reached.begin(), reached.end());
+  for (const auto& [number, i] : reached) {
+    t.reached.push_back(c.parameter_slots[i]);
+    t.reached_edges.push_back(c.edges[i]);
+  }
+}
+
+/// Notes the gradients of the arguments of the forward.
+void note_arguments(const recorder& r, const collected_gradients& c, const std::vector<at::Tensor>& arguments, trace_ends& t) {
+  auto i = c.parameter_slots.size();
+  for (const auto& a : arguments) {
+    t.input_grads.emplace_back();
+    t.input_sources.emplace_back();
+    t.input_sums.emplace_back();
+    t.input_edges.push_back(0);
+    if (!a.defined() || !a.requires_grad()) continue;
+    if (c.is_reached(i)) t.input_sources.back() = c.sources[i];
+    t.input_edges.back() = c.edges[i];
+    if (c.grads[i].defined()) {
+      t.input_grads.back() = r.view_of(c.grads[i]);
+      t.input_sums.back() = {c.summands[i], c.numbers[i]};
+    }
+    ++i;
+  }
+}
+
 }  // namespace
 
 bool is_foreign(const ::torch::autograd::Node& node) {
@@ -174,7 +241,7 @@ graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::ve
       found.observer = "a hook on a tensor inside of the module (" + node->name() + ")";
     if (!node->retains_grad_hooks().empty())
       found.observer = "a tensor inside of the module that retains its gradient (" + node->name() + ")";
-    if (is_foreign(*node)) found.code.push_back(node);
+    if (is_foreign(*node)) found.custom_nodes.push_back(node);
     for (const auto& edge : node->next_edges()) visit(edge);
   }
   return found;
@@ -212,104 +279,56 @@ std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::ed
 trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
                            const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
                            const std::vector<output_use>& uses, bool others) {
-  std::vector<at::Tensor> wanted, grads, output_grads, used;
-  std::vector<std::optional<byte_view>> grad_views;
-  ::torch::autograd::edge_list roots;
-  std::vector<index_t> wanted_slots;
-  std::optional<at::ScalarType> autocast;
+  collected_gradients c;
   for (index_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].requires_grad()) {
-      wanted.push_back(parameters[i]);
-      wanted_slots.push_back(i);
+      c.wanted.push_back(parameters[i]);
+      c.parameter_slots.push_back(i);
     }
-  const auto trained = wanted.size();
   for (const auto& a : arguments)
-    if (a.defined() && a.requires_grad()) wanted.push_back(a);
+    if (a.defined() && a.requires_grad()) c.wanted.push_back(a);
+  trace_ends t;
+  std::vector<at::Tensor> output_grads, used;
+  ::torch::autograd::edge_list roots;
   r.end_forward();
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& o = outputs[i];
-    grad_views.emplace_back();
+    t.output_grads.emplace_back();
     const auto use = i < uses.size() ? uses[i] : output_use{};
     if (!o.requires_grad() || !use.used) continue;
     at::NoGradGuard no_grad;
     const bool dense = o.is_non_overlapping_and_dense();
     const auto strides = !use.strides.empty() ? use.strides : dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
     output_grads.push_back(r.stand_in(o.detach(), strides, role::output_grad, i));
-    grad_views.back() = r.view_of(output_grads.back());
+    t.output_grads.back() = r.view_of(output_grads.back());
     roots.push_back(::torch::autograd::impl::gradient_edge(o));
     used.push_back(o);
-    if (use.autocast) autocast = use.autocast;
+    if (use.autocast) t.autocast = use.autocast;
   }
   if (roots.empty()) throw no_gradient();
-  const auto sources = sources_of(outputs, wanted);
+  c.sources = sources_of(outputs, c.wanted);
   auto differentiable = outputs;
   std::erase_if(differentiable, [](const auto& o) { return !o.requires_grad(); });
-  const auto edges = edges_to(wanted, differentiable);
-  const auto summands = used.size() == differentiable.size() ? edges : edges_to(wanted, used);
-  std::size_t accumulated = 0;
-  std::vector<std::size_t> came(wanted.size(), std::numeric_limits<std::size_t>::max());  // numbers ascend as tensors are made
+  c.edges = edges_to(c.wanted, differentiable);
+  c.summands = used.size() == differentiable.size() ? c.edges : edges_to(c.wanted, used);
+  c.numbers.assign(c.wanted.size(), std::numeric_limits<std::size_t>::max());  // numbers ascend as tensors are made
   {
     std::optional<without_hooks> hooks;
-    if (others) hooks.emplace(wanted);
+    if (others) hooks.emplace(c.wanted);
     r.start_backward();
-    grads = r.rethrow_refusal(
-        [&] { return gradients_from(std::exchange(roots, {}), std::exchange(output_grads, {}), wanted, autocast, others); });
-    accumulated = r.calls().size();
-    c10::impl::IncludeDispatchKeyGuard key(record_key);
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    std::set<c10::StorageImpl*> taken;
-    for (const auto& o : outputs) taken.insert(o.storage().unsafeGetStorageImpl());
-    for (std::size_t i = 0; i < grads.size(); ++i) {
-      if (!grads[i].defined()) continue;
-      if (!r.knows(grads[i])) throw cannot_capture("a gradient was not made by a recorded operator");
-      came[i] = r.id_of(grads[i]);
-      const bool shared = r.outside(grads[i]) || taken.count(grads[i].storage().unsafeGetStorageImpl());
-      grads[i] = first_gradient(grads[i], wanted[i], shared);
-      taken.insert(grads[i].storage().unsafeGetStorageImpl());
-    }
+    c.grads = r.rethrow_refusal(
+        [&] { return gradients_from(std::exchange(roots, {}), std::exchange(output_grads, {}), c.wanted, t.autocast, others); });
+    t.accumulated = r.calls().size();
+    lay_out_gradients(r, c, outputs);
   }
-
-  trace_ends t;
-  t.accumulated = accumulated;
-  t.autocast = autocast;
-  std::vector<std::pair<std::size_t, std::size_t>> reached;  // number of the gradient, position in `wanted`
-  const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
-  for (std::size_t i = 0; i < trained; ++i) {
-    if (leads_to(i)) reached.emplace_back(came[i], i);
-    if (grads[i].defined()) {
-      t.parameters.push_back(wanted_slots[i]);  // a slot, too: parameters have the first slots
-      t.parameter_grads.push_back(r.view_of(grads[i]));
-      t.parameter_sources.push_back(sources[i]);
-      t.parameter_sums.push_back({summands[i], came[i]});
-    }
-  }
-  std::sort(reached.begin(), reached.end());
-  for (const auto& [when, i] : reached) {
-    t.reached.push_back(wanted_slots[i]);
-    t.reached_edges.push_back(edges[i]);
-  }
-  auto next = trained;
-  for (const auto& a : arguments) {
-    t.input_grads.emplace_back();
-    t.input_sources.emplace_back();
-    t.input_sums.emplace_back();
-    t.input_edges.push_back(0);
-    if (!a.defined() || !a.requires_grad()) continue;
-    if (leads_to(next)) t.input_sources.back() = sources[next];
-    t.input_edges.back() = edges[next];
-    if (grads[next].defined()) {
-      t.input_grads.back() = r.view_of(grads[next]);
-      t.input_sums.back() = {summands[next], came[next]};
-    }
-    ++next;
-  }
+  note_parameters(r, c, t);
+  note_arguments(r, c, arguments, t);
   for (const auto& o : outputs) {
     t.outputs.push_back(r.view_of(o));
     t.differentiable.push_back(o.requires_grad());
     t.output_versions.push_back(o.is_inference() ? 0 : o._version());
     t.output_tensors.push_back(r.id_of(o));
   }
-  t.output_grads = std::move(grad_views);
   t.results = std::move(results);
   return t;
 }

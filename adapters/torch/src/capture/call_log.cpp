@@ -68,9 +68,9 @@ c10::Storage hollow_storage(std::size_t bytes, c10::Device on) {
 }
 
 still_generator::still_generator(c10::Device on)
-    : generator_(at::globalContext().defaultGenerator(on)), start_(now()), place_(start_) {}
+    : generator_(at::globalContext().defaultGenerator(on)), start_(current_state()), expected_(start_) {}
 
-std::string still_generator::now() const {
+std::string still_generator::current_state() const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const uncounted aside;  // the plan has no room for this state, which is freed at once
   return text_of(state_of(generator_));
@@ -81,48 +81,49 @@ void still_generator::set(const std::string& state) const {
   set_state(generator_, at::from_blob(const_cast<char*>(state.data()), {bytes}, at::kByte));
 }
 void still_generator::rewind() const {
-  if (now() != start_) set(start_);
+  if (current_state() != start_) set(start_);
 }
 bool still_generator::is_at(const draw_origin& origin) const {
-  const auto state = now();
+  const auto state = current_state();
   switch (origin.from) {
     case generator_origin::next:
-      return state == place_;
+      return state == expected_;
     case generator_origin::forward:
       return state == start_;
     case generator_origin::fixed:
       return state == text_of(origin.state);
     case generator_origin::before:
-      return std::any_of(from_.begin(), from_.end(),
+      return std::any_of(draws_from_.begin(), draws_from_.end(),
                          [&](const auto& draw) { return draw.first == origin.call && draw.second == state; });
     default:
       return false;
   }
 }
 void still_generator::draw(std::size_t call) {
-  from_.emplace_back(call, now());
-  place_ = unlikely_state(generator_, from_.size());
-  set(place_);
+  draws_from_.emplace_back(call, current_state());
+  expected_ = unlikely_state(generator_, draws_from_.size());
+  set(expected_);
 }
 
 call_log::call_log(c10::Device on) : generator_(on) {}
 
 void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-                   std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done,
+                   std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool has_run,
                    std::vector<at::Tensor> positions) {
-  auto put = draws ? set_before(call, *draws) : std::string();
-  calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done,
+  auto put = draws ? state_set_before(call, *draws) : std::string();
+  calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), has_run,
                     std::move(positions)});
 }
 
-void call_log::add_move(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-                        std::vector<c10::IValue> results, const std::unordered_map<const c10::TensorImpl*, at::Tensor>& before) {
+void call_log::add_geometry_change(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
+                                   std::vector<c10::IValue> results,
+                                   const std::unordered_map<const c10::TensorImpl*, at::Tensor>& before) {
   replace(before);
   for (auto& v : arguments) detail::replace(v, before);
-  moves_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), {}});
+  geometry_changes_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), {}});
 }
 
-std::string call_log::set_before(std::size_t call, const draw_origin& draws) {
+std::string call_log::state_set_before(std::size_t call, const draw_origin& draws) {
   std::string put;
   if (draws.from == generator_origin::fixed) put = text_of(draws.state);
   if (draws.from == generator_origin::forward) put = generator_.start();
@@ -140,10 +141,10 @@ void call_log::hide(const c10::Storage& s) {
 }
 
 void call_log::keep_data(const at::Tensor& t) {
-  if (std::any_of(kept_.begin(), kept_.end(), [&](const auto& k) { return k.of(t); })) return;
+  if (std::any_of(saved_.begin(), saved_.end(), [&](const auto& k) { return k.of(t); })) return;
   lent_memory shown;
   shown.fill(t);
-  kept_.push_back({t.storage(), bytes_of(t).clone()});
+  saved_.push_back({t.storage(), bytes_of(t).clone()});
 }
 
 void call_log::expose(const at::Tensor& t) {
@@ -224,15 +225,15 @@ bool call_log::is_alone(const at::Tensor& t) const {
       });
     alone = alone && !(uses && graph);
   }
-  for (const auto& c : moves_)
+  for (const auto& c : geometry_changes_)
     for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, [&](const at::Tensor& x, int) { meet(x); });
   for (const auto& x : held_) meet(x);
   auto known = sharing.size();
   const auto count = [&](const c10::Storage& x) { known += x.unsafeGetStorageImpl() == s; };
   for (const auto& x : hidden_) count(x);
-  for (const auto* list : {&kept_, &aside_})
+  for (const auto* list : {&saved_, &set_aside_})
     for (const auto& x : *list) count(x.storage);
-  for (const auto& x : written_) count(x.storage);
+  for (const auto& x : written_outside_) count(x.storage);
   if (const auto x = storages_.find(s); x != storages_.end()) count(x->second.storage);
   return alone && holders(*s, t.storage().use_count()) == known;
 }
@@ -250,7 +251,7 @@ bool call_log::is_any_touched() const {
 }
 
 void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by) {
-  for (auto* all : {&calls_, &moves_})
+  for (auto* all : {&calls_, &geometry_changes_})
     for (auto& c : *all)
       for (auto* list : {&c.arguments, &c.results})
         for (auto& v : *list) detail::replace(v, by);
@@ -270,7 +271,7 @@ void call_log::saved_storage::put_back() const {
 void call_log::run(const entry& c) const {
   const at::AutoGradMode mode(c.grad_mode);
   auto stack = c.arguments;
-  const weights_there lent(c.arguments);
+  const lent_weights lent(c.arguments);
   c.op.callBoxed(stack);
   std::size_t i = 0;
   for (const auto& made : stack) {
@@ -293,21 +294,21 @@ void call_log::run(const entry& c) const {
 void call_log::fill() {
   const plain_kernels kernels;
   filled_ = true;
-  const auto now = generator_.now();
+  const auto state_before = generator_.current_state();
   for (const auto& s : std::exchange(hidden_, {})) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
-  for (const auto& a : std::exchange(aside_, {})) a.put_back();
+  for (const auto& a : std::exchange(set_aside_, {})) a.put_back();
   show_before();
   forget_ahead();
   storages_.clear();
-  stale_ = 0;
-  for (const auto& k : std::exchange(kept_, {})) k.put_back();
+  first_stale_ = 0;
+  for (const auto& k : std::exchange(saved_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // the calls so far have seen the data from before
   for (auto& w : std::exchange(watched_, {})) touched.push_back(std::move(w));
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });
   for (auto& e : touched) e.exchange();
   std::unordered_set<const c10::StorageImpl*> gone;
   for (const auto& c : calls_) {
-    if (!c.done) continue;
+    if (!c.has_run) continue;
     each_tensor(c.results, [&](const at::Tensor& t, int) {
       storage_of(t)->clear_data_ptr_access_error_msg_();
       if (!has_memory(t)) gone.insert(storage_of(t));
@@ -315,17 +316,17 @@ void call_log::fill() {
   }
   generator_.set(generator_.start());
   held_.clear();
-  moves_.clear();
+  geometry_changes_.clear();
   auto calls = std::exchange(calls_, {});
   for (auto& next : calls) {
     const auto c = std::move(next);  // frees what only this call holds
-    bool again = !c.done;
+    bool again = !c.has_run;
     each_tensor(c.results, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
     if (!again) continue;
-    if (!c.state.empty()) generator_.set(c.state);
+    if (!c.set_state.empty()) generator_.set(c.set_state);
     run(c);
   }
-  if (now != generator_.place()) generator_.set(now);
+  if (state_before != generator_.expected()) generator_.set(state_before);
   for (auto e = touched.rbegin(); e != touched.rend(); ++e) e->exchange();  // entries may share memory
 }
 
@@ -333,20 +334,20 @@ void call_log::fill(const std::vector<bool>& chosen) {
   const plain_kernels kernels;
   bool any = false;
   for (auto& c : calls_) {
-    if (!chosen[c.call] || c.done) continue;
+    if (!chosen[c.call] || c.has_run) continue;
     run(c);
-    c.done = any = true;
+    c.has_run = any = true;
     each_tensor(c.results, [&](const at::Tensor& t, int) {
       if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
     });
   }
-  if (any && ahead_ > 0) begin_anew();
+  if (any && run_ahead_count_ > 0) begin_anew();
 }
 
 std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() const {
   std::unordered_map<const c10::TensorImpl*, std::size_t> counts;
   const auto count = [&](const at::Tensor& t, int = -1) { ++counts[t.unsafeGetTensorImpl()]; };
-  for (const auto* all : {&calls_, &moves_})
+  for (const auto* all : {&calls_, &geometry_changes_})
     for (const auto& c : *all)
       for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, count);
   for (const auto& t : held_) count(t);

@@ -28,7 +28,7 @@ inline std::string text_of(const content& c) { return {reinterpret_cast<const ch
 class still_generator {
  public:
   explicit still_generator(c10::Device on);
-  std::string now() const;
+  std::string current_state() const;
   void set(const std::string& state) const;
   /// True if the generator is in the state that `origin` describes.
   bool is_at(const draw_origin& origin) const;
@@ -36,16 +36,16 @@ class still_generator {
   void draw(std::size_t call);
   const std::string& start() const { return start_; }
   /// The generator is in its initial state, and the module has not set it.
-  void restart() { place_ = start_; }
+  void restart() { expected_ = start_; }
   /// The state that the next draw finds if the module sets no other.
-  const std::string& place() const { return place_; }
+  const std::string& expected() const { return expected_; }
   /// Restores the initial state.
   void rewind() const;
 
  private:
   at::Generator generator_;
-  std::string start_, place_;                              ///< states, in memory that no budget counts
-  std::vector<std::pair<std::size_t, std::string>> from_;  ///< calls that draw, and the states that they found
+  std::string start_, expected_;                                 ///< states, in memory that no budget counts
+  std::vector<std::pair<std::size_t, std::string>> draws_from_;  ///< calls that draw, and the states that they found
 };
 
 /// The calls of a forward that ran on hollow tensors, so that no kernel has run. `fill` runs the kernels in the order of the
@@ -63,8 +63,8 @@ class call_log {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments, results;
     bool grad_mode;
-    std::string state;                       ///< state of the generator that the module has set before the call; empty: none
-    bool done = false;                       ///< the call has run; it runs again only if the data of its results are gone
+    std::string set_state;                   ///< state of the generator that the module has set before the call; empty: none
+    bool has_run = false;                    ///< the call has run; it runs again only if the data of its results are gone
     std::vector<at::Tensor> positions = {};  ///< lists of positions that the plan has in place of masks
   };
 
@@ -75,17 +75,18 @@ class call_log {
   /// @param arguments of the call
   /// @param results   hollow, or operands of the call
   /// @param draws     state from which the kernel draws, if it draws
-  /// @param done      the call has run
+  /// @param has_run   the call has run
   /// @param positions lists of positions that the plan has in place of masks
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
-           const std::optional<draw_origin>& draws, bool done = false, std::vector<at::Tensor> positions = {});
+           const std::optional<draw_origin>& draws, bool has_run = false, std::vector<at::Tensor> positions = {});
   /// Call this before `add`. Until the end of the forward, saves the data of operands that the call reads and that other code may
   /// write (arrays of numpy), at most 1 MiB of each. Arguments of the forward are not saved.
   void watch(const trace& step, const traced_call& c, const std::vector<c10::IValue>& arguments);
   /// Adds a call that only changes the geometry of tensors.
   /// @param before per changed tensor: a tensor with its old geometry
-  void add_move(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-                std::vector<c10::IValue> results, const std::unordered_map<const c10::TensorImpl*, at::Tensor>& before);
+  void add_geometry_change(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
+                           std::vector<c10::IValue> results,
+                           const std::unordered_map<const c10::TensorImpl*, at::Tensor>& before);
   /// Holds a tensor until `fill`, so that its address is not used again.
   void hold(const at::Tensor& t) { held_.push_back(t); }
   /// Hides the memory of a storage: until `fill`, reading it raises an error.
@@ -132,9 +133,9 @@ class call_log {
   /// @return true if there were such data
   bool set_aside(const at::Tensor& t, bool leave);
   /// True if the storage holds data of the calls that have run ahead.
-  bool has_made(const c10::StorageImpl* s) const;
+  bool holds_ahead_data(const c10::StorageImpl* s) const;
   /// True if a later call may free these data, which calls have made ahead.
-  bool may_free(const c10::StorageImpl* s) const { return made_.count(s) > 0 && !is_pinned(s); }
+  bool may_free(const c10::StorageImpl* s) const { return ahead_data_.count(s) > 0 && !is_pinned(s); }
   /// From now on the module may read this memory at any time.
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }
@@ -146,28 +147,28 @@ class call_log {
   /// The forward has ended: calls `show_before`, and frees the data that calls have made ahead.
   void give_back();
   /// @param make_room is called once, before calls first run beside the plan, with memory of their own
-  void before_ahead(std::function<void()> make_room) { make_room_ = std::move(make_room); }
-  /// Calls are about to run beside the plan: calls the function of `before_ahead`.
+  void before_first_run_ahead(std::function<void()> make_room) { make_room_ = std::move(make_room); }
+  /// Calls are about to run beside the plan: calls the function of `before_first_run_ahead`.
   void make_room() {
     if (const auto f = std::exchange(make_room_, nullptr)) f();
   }
   /// The step is recorded: frees the data of constants, unless the module holds them. `fill` makes them again.
   void give_back_constants(const std::vector<traced_call>& calls);
   /// Peak of the data of calls that have run ahead, in bytes.
-  std::size_t most_ahead() const { return most_ahead_; }
+  std::size_t peak_ahead() const { return peak_ahead_; }
 
   still_generator& generator() { return generator_; }
   /// In the order of the calls, without calls that only change the geometry of a tensor.
   const std::vector<entry>& calls() const { return calls_; }
   /// The calls that only change the geometry of tensors. Their arguments have the old geometry.
-  const std::vector<entry>& moves() const { return moves_; }
+  const std::vector<entry>& geometry_changes() const { return geometry_changes_; }
   bool filled() const { return filled_; }
   /// How many references the log has to each tensor.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
 
  private:
   void run(const entry& c) const;
-  void look();
+  void note_storages();
   void begin_anew();
   bool has_to_run(const entry& c) const;
   bool has_operands(const std::vector<at::Tensor>& wanted) const;
@@ -177,11 +178,11 @@ class call_log {
   void forget_ahead();
 
   /// @return the state of the generator that the module has set before a call; empty: it set none
-  std::string set_before(std::size_t call, const draw_origin& draws);
+  std::string state_set_before(std::size_t call, const draw_origin& draws);
 
   still_generator generator_;
   std::vector<std::pair<std::size_t, std::string>> drawn_;  ///< calls that draw, and the states they draw from; empty: unknown
-  std::vector<entry> calls_, moves_;
+  std::vector<entry> calls_, geometry_changes_;
   std::vector<at::Tensor> held_;
   std::vector<c10::Storage> hidden_;
   struct saved_storage {
@@ -193,9 +194,9 @@ class call_log {
     void put_back() const;  ///< copies `data` to the storage
   };
   const saved_storage* exposed(const at::Tensor& t) const;
-  std::vector<saved_storage> kept_, exposed_, watched_;
+  std::vector<saved_storage> saved_, exposed_, watched_;
   std::vector<c10::Storage> written_by_calls_;  ///< memory that others may write, too
-  std::size_t stale_ = 0;                       ///< first entry of `kept_` that was not yet put back for calls that run ahead
+  std::size_t first_stale_ = 0;                 ///< first entry of `saved_` that was not yet put back for calls that run ahead
   bool filled_ = false;
 
   // --- of calls that have run ahead ------------------------------------------------------------------------------------------
@@ -207,22 +208,28 @@ class call_log {
     std::vector<std::size_t> results_of = {};  ///< positions in `calls_`
   };
   bool is_held(const known_storage& s) const;
+  static void hide_again(const known_storage& s);
+  void restore_ahead();
+  std::size_t free_ahead_data(known_storage& s, const std::unordered_set<const c10::StorageImpl*>& needed);
+  void run_pending(const std::vector<traced_call>& calls,
+                   const std::unordered_map<const c10::StorageImpl*, std::size_t>& last_use,
+                   const std::unordered_set<const c10::StorageImpl*>& needed);
   struct outside_storage {
     c10::Storage storage;
     at::Tensor before, now;  ///< bytes before the forward, and after the calls that have run ahead
   };
   std::unordered_map<const c10::StorageImpl*, known_storage> storages_;
-  std::vector<const c10::StorageImpl*> stay_;         ///< storages that stay, perhaps not all of them
-  std::unordered_set<const c10::StorageImpl*> made_;  ///< storages with data that calls have made ahead
-  std::vector<outside_storage> written_;
-  std::vector<saved_storage> aside_;
+  std::vector<const c10::StorageImpl*> staying_;            ///< storages that stay, perhaps not all of them
+  std::unordered_set<const c10::StorageImpl*> ahead_data_;  ///< storages with data that calls have made ahead
+  std::vector<outside_storage> written_outside_;
+  std::vector<saved_storage> set_aside_;
   std::vector<c10::Storage> pinned_;
   std::vector<const c10::StorageImpl*> shown_;  ///< readable storages of `wanted`, until the next `run_ahead`
   std::function<void()> make_room_;
-  std::size_t ahead_ = 0, looked_ = 0;  ///< counts of entries that have run ahead, and of entries with known storages
-  std::string place_;                   ///< state of the generator after the last call that has run ahead
-  std::size_t window_ = 4;              ///< data of the last `window_` calls stay, because code other than Python may hold them
-  std::size_t most_ahead_ = 0;
+  std::size_t run_ahead_count_ = 0, noted_ = 0;  ///< counts of entries that have run ahead, and of entries with known storages
+  std::string ahead_state_;                      ///< state of the generator after the last call that has run ahead
+  std::size_t recent_calls_ = 4;  ///< data of the last `recent_calls_` calls stay, because code other than Python may hold them
+  std::size_t peak_ahead_ = 0;
 };
 
 /// The calls of [since, until) that write memory from outside, for `repeat_writes`.

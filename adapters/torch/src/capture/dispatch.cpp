@@ -64,7 +64,7 @@ class call_observer {
 };
 
 /// State of the process. It changes only while `one_at_a_time` is held.
-recorder* active = nullptr;
+recorder* active_recorder = nullptr;
 step_run* active_step = nullptr;  ///< while its forward runs
 call_observer* observer_of_calls = nullptr;
 std::atomic<void (*)(const at::Tensor&)> unbind_idle = nullptr;
@@ -73,7 +73,7 @@ std::atomic<void (*)(const at::Tensor&)> unbind_idle = nullptr;
 step_run* step_here() { return capturing() ? active_step : nullptr; }
 
 /// True if the operator only tells a profiler where the forward is.
-bool is_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
+bool is_profiler_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
 
 /// True if the operator has no kernel for the device of these tensors, and only calls other operators. Autograd takes such
 /// operators apart, but inference tensors do not pass through autograd.
@@ -92,12 +92,12 @@ bool is_composite(const c10::OperatorHandle& op, const ::torch::jit::Stack& stac
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   if (is_composite(op, *stack)) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
-  if (is_mark(op)) return op.callBoxed(stack);
-  if (auto* f = follower::of_thread(); f != nullptr && f->fresh() == nullptr) return f->run(op, *stack);
+  if (is_profiler_mark(op)) return op.callBoxed(stack);
+  if (auto* f = follower::of_thread(); f != nullptr && f->recording() == nullptr) return f->run(op, *stack);
   if (active_step != nullptr)
-    active_step->call(*active, op, *stack);
-  else if (active)
-    active->run(op, *stack);
+    active_step->call(*active_recorder, op, *stack);
+  else if (active_recorder)
+    active_recorder->run(op, *stack);
   else if (observer_of_calls)
     observer_of_calls->run(op, *stack);
   else
@@ -111,17 +111,17 @@ void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   if (step == nullptr || step->eager()) return op.callBoxed(stack);
   const auto first = stack->size() - op.schema().arguments().size();
   const auto arguments = values_from(*stack, first);
-  const auto since = active->calls().size(), storages = active->until_now().storages.size();
+  const auto since = active_recorder->calls().size(), storages = active_recorder->trace_so_far().storages.size();
   try {
     op.callBoxed(stack);
   } catch (const c10::Error& e) {
-    const auto& calls = active->calls();
+    const auto& calls = active_recorder->calls();
     const bool left_traces = std::any_of(calls.begin() + static_cast<std::ptrdiff_t>(since), calls.end(), [&](const auto& c) {
       return c.draws || std::any_of(c.operands.begin(), c.operands.end(),
                                     [&](const auto& o) { return o.written && o.view.value < storages; });
     });
     if (left_traces || step->eager() || std::strstr(e.what(), reads_memory) == nullptr) throw;
-    step->diverge(*active, op.schema().name() + " reads the memory of a tensor directly");
+    step->fall_back(*active_recorder, op.schema().name() + " reads the memory of a tensor directly");
     replace_from(*stack, first, arguments);
     op.callBoxed(stack);
   }
@@ -153,12 +153,12 @@ void claim_key() {
 recorded_dispatch::recorded_dispatch(recorder& r, step_run* forward)
     : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  active = &r;
+  active_recorder = &r;
   active_step = forward;
 }
 recorded_dispatch::~recorded_dispatch() {
   end_forward();
-  active = nullptr;
+  active_recorder = nullptr;
   c10::AutogradState::get_tls_state().set_multithreading_enabled(several_threads_);
 }
 
@@ -210,24 +210,24 @@ namespace remat::pytorch {
 
 void about_to_read(const at::Tensor& t, bool may_write) {
   if (auto* f = detail::follower::at_work()) return f->read(t, may_write);
-  if (auto* step = detail::step_here(); step != nullptr) step->read(*detail::active, t, may_write);
+  if (auto* step = detail::step_here(); step != nullptr) step->read(*detail::active_recorder, t, may_write);
 }
 
 void about_to_read_generator() {
   constexpr const char* why = "the module reads the state of the generator";
   if (auto* f = detail::follower::at_work()) {
-    if (f->has_drawn()) f->diverge(why);
-  } else if (auto* step = detail::step_here(); step != nullptr && !step->eager() && !detail::active->show_generator()) {
-    step->diverge(*detail::active, why);
+    if (f->has_drawn()) f->fall_back(why);
+  } else if (auto* step = detail::step_here(); step != nullptr && !step->eager() && !detail::active_recorder->show_generator()) {
+    step->fall_back(*detail::active_recorder, why);
   }
 }
 
 void fall_back_to_eager(const std::string& why) {
   if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // inside of a kernel
-  if (auto* f = detail::follower::at_work()) return f->diverge(why);
+  if (auto* f = detail::follower::at_work()) return f->fall_back(why);
   if (!without_data()) return;
-  if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);
-  detail::active->refuse("the forward", "cannot be recorded: " + why);
+  if (auto* step = detail::step_here(); step != nullptr) return step->fall_back(*detail::active_recorder, why);
+  detail::active_recorder->refuse("the forward", "cannot be recorded: " + why);
 }
 
 bool may_copy(const at::Tensor& t, const at::Tensor& other) {
@@ -247,14 +247,15 @@ without_recording_keys::without_recording_keys(bool recorded)
 std::optional<std::size_t> calls_until_now() {
   if (const auto* f = detail::follower::at_work()) return f->calls();
   const auto* step = detail::step_here();
-  return step != nullptr && !step->eager() ? std::optional(detail::active->calls().size()) : std::nullopt;
+  return step != nullptr && !step->eager() ? std::optional(detail::active_recorder->calls().size()) : std::nullopt;
 }
 
 void repeat_writes(std::size_t since, std::size_t until, bool all) {
   if (!calls_until_now()) return;
   const auto* f = detail::follower::at_work();
   auto again = f != nullptr ? f->writes(since, until, all)
-                            : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
+                            : detail::writes_since(*detail::step_here()->log(), detail::active_recorder->trace_so_far(), since,
+                                                   until, all);
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   for (auto& [op, stack] : again) op.callBoxed(stack);
@@ -265,6 +266,6 @@ bool without_data() {
          (capturing() && (detail::active_step == nullptr || !detail::active_step->eager()));
 }
 
-bool capturing() { return c10::impl::tls_is_dispatch_key_included(detail::record_key) && detail::active != nullptr; }
+bool capturing() { return c10::impl::tls_is_dispatch_key_included(detail::record_key) && detail::active_recorder != nullptr; }
 
 }  // namespace remat::pytorch

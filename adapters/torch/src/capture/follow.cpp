@@ -18,9 +18,9 @@ follower* follower::of_thread() {
 
 recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(std::move(t)) {
   const auto& r = *recorded;
-  for (const auto& slot : r.slots) by_hand.push_back(slot.from == role::constant || slot.from == role::input);
+  for (const auto& slot : r.slots) filled_by_hand.push_back(slot.from == role::constant || slot.from == role::input);
   for (const auto k : r.tensors)
-    if (k != none) by_hand[k] = false;
+    if (k != none) filled_by_hand[k] = false;
   std::vector<bool> written(r.storages.size()), used(r.storages.size());
   for (const auto& c : r.calls)
     for (const auto& o : c.operands) {
@@ -29,12 +29,12 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
     }
   for (index_t k = 0; k < r.slots.size(); ++k)
     if (written[r.slots[k].value] && r.slots[k].from != role::constant && r.slots[k].from != role::output_grad)
-      writes.push_back(k);
-  runs.resize(r.calls.size());
-  for (const auto& c : r.calls) constants.push_back(c.constant);
+      written_slots.push_back(k);
+  runs_at_once.resize(r.calls.size());
+  for (const auto& c : r.calls) makes_constant.push_back(c.constant);
   const auto filled = [&](const traced_tensor& x) {
     const auto k = r.storages[x.view.value].slot;
-    return k != none && (by_hand[k] || r.slots[k].from == role::constant);
+    return k != none && (filled_by_hand[k] || r.slots[k].from == role::constant);
   };
   const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written and read, without operators
     const auto& s = r.storages[x.view.value];
@@ -44,24 +44,27 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
   std::vector<bool> needed(r.storages.size());
   for (std::size_t i = r.calls.size(); i-- > 0;) {
     const auto& c = r.calls[i];
-    if (c.ahead) runs[i] = true;
-    if (c.ahead || c.assumed) continue;
-    if (!c.positions.empty() && c.told)
+    if (c.ahead) runs_at_once[i] = true;
+    if (c.ahead || c.assumes_zero) continue;
+    if (!c.positions.empty() && c.masks_known)
       for (const auto& o : c.operands)
         if (o.at == takes_masks(c.op) && r.storages[o.view.value].slot == none) needed[o.view.value] = true;
-    runs[i] = asks(c);
-    if (runs[i] && !is_dynamic(c.op, [](int) { return false; })) continue;  // about the geometry of tensors (`_fused_sdp_choice`)
-    for (const auto& o : c.operands) runs[i] = runs[i] || (o.written && (needed[o.view.value] || (c.constant && filled(o))));
-    for (const auto& x : c.results) runs[i] = runs[i] || needed[x.view.value] || (c.constant && filled(x)) || only_by_hand(c, x);
-    if (!runs[i]) continue;
+    runs_at_once[i] = returns_numbers(c);
+    if (runs_at_once[i] && !is_dynamic(c.op, [](int) { return false; }))
+      continue;  // about the geometry of tensors (`_fused_sdp_choice`)
+    for (const auto& o : c.operands)
+      runs_at_once[i] = runs_at_once[i] || (o.written && (needed[o.view.value] || (c.constant && filled(o))));
+    for (const auto& x : c.results)
+      runs_at_once[i] = runs_at_once[i] || needed[x.view.value] || (c.constant && filled(x)) || only_by_hand(c, x);
+    if (!runs_at_once[i]) continue;
     for (const auto& o : c.operands)
       if (r.storages[o.view.value].slot == none) needed[o.view.value] = true;
   }
 }
 
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
-                const step_request& what) {
-  const auto f = std::make_shared<follower>(candidates, inputs, what);
+                const step_request& request) {
+  const auto f = std::make_shared<follower>(candidates, inputs, request);
   at::autocast::clear_cache();  // older casts are not among the calls, and new ones will be hollow
   std::vector<at::Tensor> returned;
   {
@@ -70,12 +73,12 @@ followed follow(const std::vector<candidate>& candidates, const forward_function
     try {
       returned = forward(inputs);
     } catch (...) {
-      f->stopped();
+      f->note_exception();
       throw;
     }
   }
   auto result = f->finish(std::move(returned));
-  if (result.which || result.fresh) at::autocast::clear_cache();
+  if (result.match || result.recording) at::autocast::clear_cache();
   return result;
 }
 
@@ -87,7 +90,7 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
   try {
     backward(std::move(output_grads));
   } catch (const std::exception&) {
-    if (!f->left()) {
+    if (!f->has_left_plan()) {
       f->finish();
       throw;
     }

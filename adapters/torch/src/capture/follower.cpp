@@ -12,25 +12,25 @@
 
 namespace remat::pytorch::detail {
 
-follower::follower(const std::vector<candidate>& candidates, const std::vector<at::Tensor>& inputs, const step_request& what)
+follower::follower(const std::vector<candidate>& candidates, const std::vector<at::Tensor>& inputs, const step_request& request)
     : candidates_(candidates),
       inputs_(inputs),
-      what_(&what),
-      log_(std::make_shared<call_log>(candidates.front().what->recorded->device)) {
+      request_(&request),
+      log_(std::make_shared<call_log>(candidates.front().forward->recorded->device)) {
   for (const auto& c : candidates_)
-    for (const auto& w : c.what->recorded->written) {
-      const auto& slot = c.what->recorded->slots[w.slot];
+    for (const auto& w : c.forward->recorded->written) {
+      const auto& slot = c.forward->recorded->slots[w.slot];
       if (slot.from == role::input && slot.position >= inputs_.size()) continue;
       const auto& t = slot.from == role::input ? inputs_[slot.position] : (*c.tensors)[w.slot];
       if (t.defined() && !t.is_inference()) versions_.emplace_back(t, t._version());
     }
-  log_->before_ahead(what.make_room);
+  log_->before_first_run_ahead(request.make_room);
   bind();
 }
 
 follower::follower(const candidate& step, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& output_grads)
-    : candidates_{step}, inputs_(output_grads), backward_(true), at_(step.what->recorded->backward) {
-  generator_.emplace(step.what->recorded->device);
+    : candidates_{step}, inputs_(output_grads), backward_(true), next_call_(step.forward->recorded->backward) {
+  generator_.emplace(step.forward->recorded->device);
   reserve();
   const auto& t = recorded();
   for (const auto& w : t.written)
@@ -53,12 +53,12 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   refuse();
   if (log_->filled()) return op.callBoxed(&stack);
   if (log_->uses_touched(op, stack)) {
-    diverge(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
+    fall_back(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
     return op.callBoxed(&stack);
   }
   const auto leave = [&](const std::string& why) {
-    if (record_on(why)) return fresh_->call(op, stack);
-    diverge(why);
+    if (record_from_here(why)) return recording_->call(op, stack);
+    fall_back(why);
     op.callBoxed(&stack);
   };
   while (const char* why = differs(op, stack))
@@ -66,40 +66,40 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   std::vector<at::Tensor> positions;
   std::optional<::torch::jit::Stack> made;  // results of a call that runs ahead of the plan
   if (call().ahead || !call().positions.empty())
-    if (const auto why = ask(op, stack, positions, made)) return leave(*why);
-  if (call().caught) {
-    from_first_ = true;
+    if (const auto why = evaluate(op, stack, positions, made)) return leave(*why);
+  if (call().catchable) {
+    search_from_first_ = true;
     if (!log_->try_kernel(recorded().calls, op, stack))
       return leave(op.schema().name() + " may raise an error that the module handles" + not_ahead);
-    from_first_ = false;
+    search_from_first_ = false;
   }
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
-  for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
+  for (const auto& o : c.operands) take_operand(o, tensor_at(stack, o, first));
   for (const auto at : c.numbers) numbers_.push_back(stack[first + static_cast<std::size_t>(at)].toDouble());
-  if (c.draws) generator().draw(at_);
+  if (c.draws) generator().draw(next_call_);
   for (std::size_t j = 0; j < positions.size(); ++j) take_value(tensor_in(recorded(), c.positions[j]), positions[j]);
   if (made) {
     auto arguments = values_from(stack, first);
     replace_from(stack, first, *made);
     for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, r));
-    log_->add(at_, op, std::move(arguments), std::move(*made), c.draws, true);
+    log_->add(next_call_, op, std::move(arguments), std::move(*made), c.draws, true);
     ran_.push_back(true);
-    ++at_;
+    ++next_call_;
     return;
   }
-  if (candidates_[current_].what->runs[at_]) {
+  if (candidates_[current_].forward->runs_at_once[next_call_]) {
     if (std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.written && read_[o.view.value]; })) {
-      diverge(op.schema().name() + " writes a constant that a call before it reads");
+      fall_back(op.schema().name() + " writes a constant that a call before it reads");
       return op.callBoxed(&stack);
     }
     const auto arguments = values_from(stack, first);
-    const weights_there lent(arguments);
+    const lent_weights lent(arguments);
     op.callBoxed(&stack);
-    meet_results(c, stack);
-    log_->add(at_, op, arguments, values_from(stack, first), c.draws, true, std::move(positions));
+    note_results(c, stack);
+    log_->add(next_call_, op, arguments, values_from(stack, first), c.draws, true, std::move(positions));
     ran_.push_back(true);
-    ++at_;
+    ++next_call_;
     return;
   }
   ran_.push_back(false);
@@ -112,38 +112,38 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   }
   auto arguments = values_from(stack, first);
   for (const auto& o : c.operands)
-    for (auto k = o.raised; k > 0; --k) tensor_at(arguments, o).unsafeGetTensorImpl()->bump_version();
+    for (auto k = o.version_increments; k > 0; --k) tensor_at(arguments, o).unsafeGetTensorImpl()->bump_version();
   const auto before = reshape(c, arguments);
   auto results = results_of(c, arguments);
   replace_from(stack, first, results);
   log_->watch(recorded(), c, arguments);
   if (before.empty())
-    log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
+    log_->add(next_call_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
   else
-    log_->add_move(at_, op, std::move(arguments), std::move(results), before);
-  ++at_;
+    log_->add_geometry_change(next_call_, op, std::move(arguments), std::move(results), before);
+  ++next_call_;
 }
 
-void follower::diverge(std::string why) {
+void follower::fall_back(std::string why) {
   if (eager()) return;
-  why_ = std::move(why);
-  where_ = at_;
+  divergence_ = std::move(why);
+  diverged_at_ = next_call_;
   if (backward_) {
-    left_ = true;
+    left_plan_ = true;
     throw left_plan();
   }
-  if (!what_->elsewhere) return fill();
-  left_ = true;
+  if (!request_->weights_on_host) return fill();
+  left_plan_ = true;
   put_back();
   refuse();
 }
 
 bool follower::show(const at::Tensor& t, bool may_write) {
   if (eager() || !t.has_storage()) return true;
-  for (std::size_t s = 0; s < live_.size(); ++s) {
-    if (live_[s].address() != storage_of(t)) continue;
+  for (std::size_t s = 0; s < storages_.size(); ++s) {
+    if (storages_[s].address() != storage_of(t)) continue;
     if (backward_ && written_[s]) return false;  // the writing call has not run
-    if (!has_memory(t) && !backward_ && !written_[s]) run_now(candidates_[current_].what->constants);
+    if (!has_memory(t) && !backward_ && !written_[s]) run_at_once(candidates_[current_].forward->makes_constant);
     if (!backward_ && (written_[s] || !has_memory(t) || (may_write && log_->may_free(storage_of(t))))) {
       if ((may_write && recorded().storages[s].slot != none) || !run_ahead({t}) || !has_memory(t)) return false;
       if (may_write) {
@@ -154,60 +154,61 @@ bool follower::show(const at::Tensor& t, bool may_write) {
     }
     if (!has_memory(t)) return false;
     const auto k = recorded().storages[s].slot;
-    const bool by_hand = k != none && (candidates_[current_].what->by_hand[k] || recorded().slots[k].from == role::constant);
-    const bool watch = by_hand ? looked_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
+    const bool by_hand =
+        k != none && (candidates_[current_].forward->filled_by_hand[k] || recorded().slots[k].from == role::constant);
+    const bool watch = by_hand ? compared_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
     if (may_write && log_ && watch) log_->expose(t);
   }
   return has_memory(t);
 }
 
 std::string follower::finish() {
-  if (!left_ && at_ < recorded().accumulated)
-    why_ = "the backward ends before " + call().op.schema().name() + ", which is planned";
-  else if (!left_ && !generator().is_at(recorded().after_backward))
-    why_ = "the backward leaves another state of the generator than planned";
+  if (!left_plan_ && next_call_ < recorded().accumulated)
+    divergence_ = "the backward ends before " + call().op.schema().name() + ", which is planned";
+  else if (!left_plan_ && !generator().is_at(recorded().after_backward))
+    divergence_ = "the backward leaves another state of the generator than planned";
   generator().rewind();
   reset_versions();
-  return why_;
+  return divergence_;
 }
 
 followed follower::finish(std::vector<at::Tensor> returned) {
   refuse();
   followed f;
   f.returned = std::move(returned);
-  const auto follows = [&] { return !fresh_ && !log_->filled(); };
-  if (follows() && log_->is_any_touched()) diverge("the module has written memory without an operator that calls have read");
-  if (follows() && gives_constants(f.returned) && !run_now(candidates_[current_].what->constants))
-    diverge("the module keeps or returns a constant that it has written after reading it");
+  const auto follows = [&] { return !recording_ && !log_->filled(); };
+  if (follows() && log_->is_any_touched()) fall_back("the module has written memory without an operator that calls have read");
+  if (follows() && gives_constants(f.returned) && !run_at_once(candidates_[current_].forward->makes_constant))
+    fall_back("the module keeps or returns a constant that it has written after reading it");
   if (follows()) {
     while (const auto why = unfinished(f.returned)) {
       if (choose_another_end(f.returned)) continue;
-      if (!record_on(*why)) diverge(*why);
+      if (!record_from_here(*why)) fall_back(*why);
       break;
     }
   }
-  if (follows() && keeps_read_memory(f.returned)) diverge(keeps_read);
-  if (fresh_) f.fresh = finish_recording(f.returned);
-  if (f.fresh || log_->filled()) {
-    f.why = why_;
-    f.at = where_;
+  if (follows() && keeps_read_memory(f.returned)) fall_back(keeps_read);
+  if (recording_) f.recording = finish_recording(f.returned);
+  if (f.recording || log_->filled()) {
+    f.why = divergence_;
+    f.differs_at = diverged_at_;
     return f;
   }
-  f.which = current_;
+  f.match = current_;
   for (std::size_t i = 0; i < f.returned.size(); ++i)
     if (const auto id = recorded().output_tensors[recorded().results[i]]; !tensors_[id]) set(id, f.returned[i]);
   for (auto id : recorded().output_tensors) f.outputs.push_back(at::Tensor(tensors_[id].lock()));
   for (const auto& t : tensors_) f.tensors.emplace_back(t.lock());
   f.numbers = std::move(numbers_);
-  f.late = std::move(late_);
-  f.late.insert(f.late.end(), values_.begin(), values_.end());
+  f.changed_slots = std::move(changed_slots_);
+  f.changed_slots.insert(f.changed_slots.end(), ahead_values_.begin(), ahead_values_.end());
   put_back();
   f.log = log_;
   return f;
 }
 
-std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack,
-                                         std::vector<at::Tensor>& positions, std::optional<::torch::jit::Stack>& made) {
+std::optional<std::string> follower::evaluate(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack,
+                                              std::vector<at::Tensor>& positions, std::optional<::torch::jit::Stack>& made) {
   const auto& c = call();
   const auto first = stack.size() - c.arguments.size();
   const auto masks = takes_masks(op);
@@ -219,12 +220,12 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
   const bool there = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     if (!c.ahead && o.at != masks) return true;
     const bool outside = recorded().storages[o.view.value].slot != none;
-    return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, o, first));
+    return (outside || (!c.ahead && c.masks_known)) && !written_[o.view.value] && has_memory(tensor_at(stack, o, first));
   });
   if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values" + not_ahead;
   if (c.ahead) {
     made = values_from(stack, first);
-    const weights_there lent(*made);
+    const lent_weights lent(*made);
     op.callBoxed(&*made);
   } else {
     const auto arguments = values_from(stack, first);
@@ -254,33 +255,33 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
 void follower::take_value(std::size_t id, const at::Tensor& t) {
   const auto k = recorded().tensors[id];
   set(id, t);
-  live_[recorded().slots[k].value] = t.storage().getWeakStorageImpl();
-  values_.emplace_back(k, t);
+  storages_[recorded().slots[k].value] = t.storage().getWeakStorageImpl();
+  ahead_values_.emplace_back(k, t);
 }
 
-bool follower::run_now(const std::vector<bool>& chosen) {
+bool follower::run_at_once(const std::vector<bool>& chosen) {
   const auto& calls = recorded().calls;
-  std::vector<bool> read(live_.size());
+  std::vector<bool> read(storages_.size());
   bool any = false;
-  for (std::size_t i = 0; i < at_; ++i) any = any || (chosen[i] && !ran_[i]);
+  for (std::size_t i = 0; i < next_call_; ++i) any = any || (chosen[i] && !ran_[i]);
   if (!any) return true;
   if (log_->has_pinned()) return false;
-  for (std::size_t i = 0; i < at_; ++i)
+  for (std::size_t i = 0; i < next_call_; ++i)
     for (const auto& o : calls[i].operands) {
       if (!chosen[i] && !ran_[i]) read[o.view.value] = true;
       if (chosen[i] && !ran_[i] && o.written && read[o.view.value]) return false;
     }
   log_->fill(chosen);
-  for (std::size_t i = 0; i < at_; ++i) ran_[i] = ran_[i] || chosen[i];
-  for (std::size_t s = 0; s < live_.size(); ++s)
-    if (const auto there = live_[s].lock(); there && written_[s] && recorded().storages[s].slot == none)
+  for (std::size_t i = 0; i < next_call_; ++i) ran_[i] = ran_[i] || chosen[i];
+  for (std::size_t s = 0; s < storages_.size(); ++s)
+    if (const auto there = storages_[s].lock(); there && written_[s] && recorded().storages[s].slot == none)
       log_->hide(c10::Storage(there));
   return true;
 }
 
 bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
   const auto& t = recorded();
-  for (std::size_t i = 0; i < at_; ++i) {
+  for (std::size_t i = 0; i < next_call_; ++i) {
     if (!t.calls[i].constant) continue;
     for (const auto& r : t.calls[i].results)
       if (const at::Tensor x(tensors_[r.tensor].lock());
@@ -291,59 +292,59 @@ bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
   return false;
 }
 
-bool follower::record_on(const std::string& why) {
+bool follower::record_from_here(const std::string& why) {
   if (std::this_thread::get_id() != thread_) return false;
-  for (const auto& [k, t] : late_)  // their versions before the forward are unknown
-    for (std::size_t i = 0; i < at_; ++i)
+  for (const auto& [k, t] : changed_slots_)  // their versions before the forward are unknown
+    for (std::size_t i = 0; i < next_call_; ++i)
       for (const auto& o : recorded().calls[i].operands)
         if (o.written && o.view.value == recorded().slots[k].value) return false;
-  if (!run_now(candidates_[current_].what->constants)) return false;
-  why_ = why;
-  where_ = at_;
-  fresh_ = resumed_recording::begin(*what_, inputs_, candidates_[current_], log_, versions_);
-  return fresh_ != nullptr;
+  if (!run_at_once(candidates_[current_].forward->makes_constant)) return false;
+  divergence_ = why;
+  diverged_at_ = next_call_;
+  recording_ = resumed_recording::begin(*request_, inputs_, candidates_[current_], log_, versions_);
+  return recording_ != nullptr;
 }
 
 std::unique_ptr<recorded_run> follower::finish_recording(const std::vector<at::Tensor>& returned) {
   auto f = std::make_unique<recorded_run>();
   try {
-    f->recorded = std::make_shared<trace>(fresh_->finish(returned));
+    f->recorded = std::make_shared<trace>(recording_->finish(returned));
   } catch (const cannot_capture&) {
     f->refusal = std::current_exception();
   }
-  f->run = fresh_->take();
-  fresh_.reset();
+  f->step = recording_->take();
+  recording_.reset();
   return f;
 }
 
 void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
-  if (left_) throw left_plan();  // the backward's code has caught the exception
-  if (const char* why = differs(op, stack)) diverge(op.schema().name() + ": " + why);
+  if (left_plan_) throw left_plan();  // the backward's code has caught the exception
+  if (const char* why = differs(op, stack)) fall_back(op.schema().name() + ": " + why);
   const auto& c = call();
   const auto first = stack.size() - c.arguments.size();
-  for (const auto& o : c.operands) take(o, tensor_at(stack, o, first));
-  if (!late_.empty()) diverge(op.schema().name() + ": another constant than planned");
-  if (c.draws) generator().draw(at_);
+  for (const auto& o : c.operands) take_operand(o, tensor_at(stack, o, first));
+  if (!changed_slots_.empty()) fall_back(op.schema().name() + ": another constant than planned");
+  if (c.draws) generator().draw(next_call_);
   for (const auto& o : c.operands) written_[o.view.value] = written_[o.view.value] || o.written;
-  if (c.assumed) {
+  if (c.assumes_zero) {
     run_on_zeros(op, stack);
-    meet_results(c, stack);
-  } else if (candidates_[current_].what->runs[at_]) {
+    note_results(c, stack);
+  } else if (candidates_[current_].forward->runs_at_once[next_call_]) {
     for (const auto& o : c.operands)
-      if (!has_memory(tensor_at(stack, o, first))) diverge(op.schema().name() + " asks for a number that is not there");
+      if (!has_memory(tensor_at(stack, o, first))) fall_back(op.schema().name() + " asks for a number that is not there");
     op.callBoxed(&stack);
-    meet_results(c, stack);
+    note_results(c, stack);
   } else {
     const auto arguments = values_from(stack, first);
     reshape(c, arguments);
     replace_from(stack, first, results_of(c, arguments));
   }
-  ++at_;
+  ++next_call_;
 }
 
 std::optional<std::string> follower::unfinished(const std::vector<at::Tensor>& returned) {
   const auto& t = recorded();
-  if (at_ < t.backward) return "the forward ends before " + t.calls[at_].op.schema().name() + ", which is planned";
+  if (next_call_ < t.backward) return "the forward ends before " + t.calls[next_call_].op.schema().name() + ", which is planned";
   if (returned.size() != t.results.size()) return "the forward returns another number of tensors than planned";
   for (std::size_t i = 0; i < returned.size(); ++i)
     if (const auto& known = tensors_[t.output_tensors[t.results[i]]];
@@ -353,7 +354,7 @@ std::optional<std::string> follower::unfinished(const std::vector<at::Tensor>& r
     if (t.tensors[id] != none) continue;
     if (const at::Tensor x(tensors_[id].lock()); !x.defined() || !held_by_python(x) || (has_memory(x) && !collects_gradient(x)))
       continue;
-    if (!std::binary_search(t.held.begin(), t.held.end(), id) &&
+    if (!std::binary_search(t.python_held.begin(), t.python_held.end(), id) &&
         std::find(t.output_tensors.begin(), t.output_tensors.end(), id) == t.output_tensors.end())
       return "the module keeps a tensor that it did not keep when it was planned";
   }
@@ -364,7 +365,7 @@ std::optional<std::string> follower::unfinished(const std::vector<at::Tensor>& r
 bool follower::is_copy(std::size_t output, const at::Tensor& t) const {
   const auto& v = recorded().outputs[output];
   return recorded().tensors[recorded().output_tensors[output]] == none && t.has_storage() &&
-         live_[v.value].address() == storage_of(t) && byte_offset(t) == v.offset + shift_[v.value] &&
+         storages_[v.value].address() == storage_of(t) && byte_offset(t) == v.offset + shift_[v.value] &&
          t.sizes() == at::IntArrayRef(v.sizes) && t.strides() == at::IntArrayRef(v.strides) && t.scalar_type() == v.dtype;
 }
 

@@ -29,17 +29,17 @@ namespace remat::pytorch::detail {
 struct recorded_forward {
   explicit recorded_forward(std::shared_ptr<const trace> t);
   std::shared_ptr<const trace> recorded;
-  std::vector<bool> runs;  ///< per call: runs at once, because a later call asks for a number that depends on it (`item`), or
-                           ///< because the module fills its result by hand
-  std::vector<bool> constants;  ///< per call: makes a constant, and runs if the module reads a constant
-  std::vector<bool> by_hand;    ///< per slot: memory that a call makes, and that the module fills without operators
-  std::vector<index_t> writes;  ///< slots whose memory a call writes, running statistics included
+  std::vector<bool> runs_at_once;      ///< per call: runs at once, because a later call asks for a number that depends on it
+                                       ///< (`item`), or because the module fills its result by hand
+  std::vector<bool> makes_constant;    ///< per call: makes a constant, and runs if the module reads a constant
+  std::vector<bool> filled_by_hand;    ///< per slot: memory that a call makes, and that the module fills without operators
+  std::vector<index_t> written_slots;  ///< slots whose memory a call writes, running statistics included
 };
 
 /// The numbers in the calls of a recorded forward that may differ in each step.
 std::vector<double> numbers_in(const trace& t);
-/// How many of the first `most` calls are equal, with the same tensors and geometries.
-std::size_t same_calls(const trace& a, const trace& b, std::size_t most);
+/// How many of the first `count` calls are equal, with the same tensors and geometries.
+std::size_t same_calls(const trace& a, const trace& b, std::size_t count);
 /// For two forwards with the same calls: true if the tensors from outside are the same, and the constants have equal contents.
 bool same_outside(const trace& a, const trace& b);
 /// Position of the first call that differs between two forwards.
@@ -47,7 +47,7 @@ inline std::size_t common_calls(const trace& a, const trace& b) { return same_ca
 
 /// A recorded forward, with the tensors of this model.
 struct candidate {
-  std::shared_ptr<const recorded_forward> what;
+  std::shared_ptr<const recorded_forward> forward;
   std::shared_ptr<const bindings> tensors;
 };
 
@@ -57,34 +57,34 @@ struct step_request {
   const std::vector<output_use>& uses;                 ///< of the outputs
   const std::vector<at::Tensor>& origins;              ///< of the inputs, see `origins_of`
   bool strict;                                         ///< a forward that cannot be recorded is an error
-  bool again;                                          ///< the forward will run once more, from its beginning
-  bool elsewhere;                                      ///< weights are not on the device: a need to run eagerly is an error
-  bool numbers;                                        ///< numbers in calls may differ from the recorded ones
+  bool runs_again;                                     ///< the forward will run once more, from its beginning
+  bool weights_on_host;                                ///< weights are not on the device: a need to run eagerly is an error
+  bool vary_numbers;                                   ///< numbers in calls may differ from the recorded ones
   std::function<void()> make_room;                     ///< called before calls run ahead of the plan, with memory of their own
 };
 
 /// A step that was recorded while its forward ran.
 struct recorded_run {
-  step_run run;
+  step_run step;
   std::shared_ptr<trace> recorded;  ///< null: it cannot be recorded
   std::exception_ptr refusal;       ///< why
 };
 
 /// Result of following a forward.
 struct followed {
-  std::optional<std::size_t> which;     ///< the candidate with the calls of this forward; nothing: none has them
-  std::unique_ptr<recorded_run> fresh;  ///< without a candidate: the step, recorded from the first different call on; null: the
-                                        ///< forward has run eagerly
-  std::vector<at::Tensor> returned;     ///< results of the forward; with a candidate hollow, except for tensors that no call made
-  std::vector<at::Tensor> outputs;      ///< of the candidate, each tensor once, hollow
-  std::vector<at::Tensor> tensors;      ///< of the candidate, by number; undefined: not met
-  std::shared_ptr<call_log> log;        ///< calls of the candidate
-  std::vector<double> numbers;          ///< of the candidate: numbers of this step that may differ in each step
-  std::string why;                      ///< without a candidate: the first different call, and how it differs
-  std::size_t at = 0;                   ///< without a candidate: position of that call
+  std::optional<std::size_t> match;         ///< the candidate with the calls of this forward; nothing: none has them
+  std::unique_ptr<recorded_run> recording;  ///< without a candidate: the step, recorded from the first different call on; null:
+                                            ///< the forward has run eagerly
+  std::vector<at::Tensor> returned;  ///< results of the forward; with a candidate hollow, except for tensors that no call made
+  std::vector<at::Tensor> outputs;   ///< of the candidate, each tensor once, hollow
+  std::vector<at::Tensor> tensors;   ///< of the candidate, by number; undefined: not met
+  std::shared_ptr<call_log> log;     ///< calls of the candidate
+  std::vector<double> numbers;       ///< of the candidate: numbers of this step that may differ in each step
+  std::string why;                   ///< without a candidate: the first different call, and how it differs
+  std::size_t differs_at = 0;        ///< without a candidate: position of that call
   /// With a candidate: slots that have other tensors than in the recording (a counter, state of the step before), and these
   /// tensors.
-  std::vector<std::pair<index_t, at::Tensor>> late;
+  std::vector<std::pair<index_t, at::Tensor>> changed_slots;
 };
 
 /// Runs `forward` on its own arguments. Calls that a candidate makes, too, do not run: their results are hollow. If a call
@@ -98,7 +98,7 @@ struct followed {
 /// @throws what the forward throws, after its calls have run
 /// @throws cannot_capture in strict mode, or if weights are elsewhere; no call has run then
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
-                const step_request& what);
+                const step_request& request);
 
 /// Runs the code of a backward on hollow tensors, and compares its calls with a recorded backward.
 /// @param step         recorded step, with the tensors of this model

@@ -17,9 +17,9 @@ namespace remat::pytorch::detail {
 void follower::reserve() {
   const auto& t = recorded();
   tensors_.resize(t.tensors.size());
-  live_.resize(t.storages.size());
+  storages_.resize(t.storages.size());
   read_.resize(t.storages.size());
-  looked_.resize(t.slots.size());
+  compared_.resize(t.slots.size());
   written_.resize(t.storages.size());
   shift_.resize(t.storages.size());
 }
@@ -41,20 +41,20 @@ void follower::bind(std::size_t id, const at::Tensor& t) {
   if (!t.defined()) return;
   const auto& slot = recorded().slots[recorded().tensors[id]];
   set(id, t);
-  if (t.has_storage() && of_.emplace(storage_of(t), slot.value).first->second != slot.value) shared_ = true;
+  if (t.has_storage() && outside_storages_.emplace(storage_of(t), slot.value).first->second != slot.value) newly_shared_ = true;
   locate(slot.value, t, slot.offset);
 }
 
-void follower::meet_results(const traced_call& c, const ::torch::jit::Stack& stack) {
+void follower::note_results(const traced_call& c, const ::torch::jit::Stack& stack) {
   for (const auto& r : c.results) {
     const auto& t = tensor_at(stack, r, stack.size() - c.op.schema().returns().size());
     set(r.tensor, t);
-    if (!live_[r.view.value]) live_[r.view.value] = t.storage().getWeakStorageImpl();
+    if (!storages_[r.view.value]) storages_[r.view.value] = t.storage().getWeakStorageImpl();
   }
 }
 
 const char* follower::differs(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
-  if (at_ >= (backward_ ? recorded().accumulated : recorded().backward)) return "comes after the last call of the plan";
+  if (next_call_ >= (backward_ ? recorded().accumulated : recorded().backward)) return "comes after the last call of the plan";
   const auto& c = call();
   if (!(c.op == op)) return "another operator than planned";
   if (c.grad_mode != at::GradMode::is_enabled()) return "another grad mode than planned";
@@ -63,7 +63,7 @@ const char* follower::differs(const c10::OperatorHandle& op, const ::torch::jit:
   std::size_t k = 0;
   for (std::size_t i = 0; i < n && why == nullptr; ++i) {
     const auto& a = stack[first + i];
-    if (!same(a, c.arguments[i]) && !(what_ != nullptr && what_->numbers && a.isDouble() && may_differ(c, i))) {
+    if (!same(a, c.arguments[i]) && !(request_ != nullptr && request_->vary_numbers && a.isDouble() && may_differ(c, i))) {
       const bool tensors =
           a.isTensor() || (a.isList() && c.arguments[i].isList() && a.toListRef().size() == c.arguments[i].toListRef().size());
       if (!tensors || !same_but_tensors(a, c.arguments[i])) return "another argument than planned";
@@ -78,7 +78,7 @@ const char* follower::differs(const c10::OperatorHandle& op, const ::torch::jit:
   }
   if (why == nullptr && k < c.operands.size()) why = "one tensor less than planned";
   if (why == nullptr && c.draws && !generator().is_at(*c.draws)) why = "another state of the generator than planned";
-  if (why == nullptr && !backward_ && may_be_caught(op) != c.caught) why = "called inside `try`, or no longer";
+  if (why == nullptr && !backward_ && may_be_caught(op) != c.catchable) why = "called inside `try`, or no longer";
   return why;
 }
 
@@ -94,10 +94,10 @@ const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const
   const auto& known = tensors_[o.tensor];
   if (!t.has_storage() || t.layout() != c10::kStrided) return "a tensor without a plain storage";
   // Autograd unpacks some saved tensors as new tensors, and functions in Python copy results of factories.
-  const bool copied = static_cast<bool>(live_[o.view.value]);
+  const bool copied = static_cast<bool>(storages_[o.view.value]);
   if (known ? known.address() != t.unsafeGetTensorImpl() : recorded().tensors[o.tensor] == none && !copied)
     return "another tensor than planned";
-  const auto& s = live_[o.view.value];
+  const auto& s = storages_[o.view.value];
   if (s ? s.address() != storage_of(t) : static_cast<bool>(known)) return "a tensor of other memory than planned";
   if (t.requires_grad() != o.requires_grad) return "a tensor with another requires_grad than planned";
   const auto& v = o.view;
@@ -105,7 +105,8 @@ const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const
       t.is_conj() != v.conj || t.is_neg() != v.neg)
     return "a tensor of another geometry than planned";
   if (s && byte_offset(t) != v.offset + shift_[v.value]) return "a tensor in another place than planned";
-  if (o.written && shared_ && recorded().storages[v.value].slot != none) return "a write to memory that two arguments may share";
+  if (o.written && newly_shared_ && recorded().storages[v.value].slot != none)
+    return "a write to memory that two arguments may share";
   if (!known && recorded().tensors[o.tensor] != none) {
     const auto& slot = recorded().slots[recorded().tensors[o.tensor]];
     if (t.device() != slot.type.device || t.unsafeGetTensorImpl()->is_wrapped_number() != slot.number || o.written)
@@ -114,27 +115,27 @@ const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const
   return nullptr;
 }
 
-void follower::take(const traced_tensor& o, const at::Tensor& t) {
+void follower::take_operand(const traced_tensor& o, const at::Tensor& t) {
   if (log_) log_->hold(t);
   if (tensors_[o.tensor]) {
     const auto k = recorded().storages[o.view.value].slot;
-    if (k == none || looked_[k]) return;
+    if (k == none || compared_[k]) return;
     const bool input = recorded().slots[k].from == role::input;
-    if (candidates_[current_].what->by_hand[k] && !(backward_ && input)) look_at(k, t.storage(), bytes_of(t));
+    if (candidates_[current_].forward->filled_by_hand[k] && !(backward_ && input)) compare_slot(k, t.storage(), bytes_of(t));
     return;
   }
   const auto k = recorded().tensors[o.tensor];
   set(o.tensor, t);
   if (k == none) return;
   locate(o.view.value, t, o.view.offset);
-  look_at(k, t.storage(), t);
+  compare_slot(k, t.storage(), t);
 }
 
-void follower::look_at(index_t k, const c10::Storage& s, const at::Tensor& t) {
+void follower::compare_slot(index_t k, const c10::Storage& s, const at::Tensor& t) {
   const auto& slot = recorded().slots[k];
-  looked_[k] = true;
+  compared_[k] = true;
   bool as_planned = slot.from != role::input;
-  if (slot.number) scalars_.emplace_back(k, t);
+  if (slot.number) compared_numbers_.emplace_back(k, t);
   if (slot.from == role::constant) {
     as_planned = content_of(s) == recorded().constants[slot.position];
   } else if (slot.from == role::found) {
@@ -143,13 +144,13 @@ void follower::look_at(index_t k, const c10::Storage& s, const at::Tensor& t) {
     if (!as_planned)
       as_planned = bound.defined() && bound.storage().is_alias_of(s) && bound.storage_offset() == t.storage_offset();
   }
-  if (!as_planned) late_.emplace_back(k, t);
+  if (!as_planned) changed_slots_.emplace_back(k, t);
 }
 
 bool follower::has_same_outside(const candidate& other) const {
-  const auto &before = recorded(), &t = *other.what->recorded;
-  for (index_t k = 0; k < looked_.size() && k < before.slots.size(); ++k) {
-    if (!looked_[k]) continue;
+  const auto &before = recorded(), &t = *other.forward->recorded;
+  for (index_t k = 0; k < compared_.size() && k < before.slots.size(); ++k) {
+    if (!compared_[k]) continue;
     if (k >= t.slots.size() || t.slots[k].value != before.slots[k].value) return false;
     if (before.slots[k].number && t.slots[k].number) continue;  // numbers may differ in each step
     if (t.slots[k].from != before.slots[k].from) return false;
@@ -177,7 +178,7 @@ std::unordered_map<const c10::TensorImpl*, at::Tensor> follower::reshape(const t
     for (const auto& o : c.operands) {
       if (o.tensor != r.tensor || same_place(o.view, r.view)) continue;
       const auto& t = tensor_at(arguments, o);
-      before.emplace(t.unsafeGetTensorImpl(), another(t));
+      before.emplace(t.unsafeGetTensorImpl(), alias_of(t));
       t.unsafeGetTensorImpl()->set_sizes_and_strides(r.view.sizes, r.view.strides,
                                                      (r.view.offset + shift_[r.view.value]) / static_cast<bytes_t>(t.itemsize()));
     }
@@ -194,9 +195,9 @@ std::vector<c10::IValue> follower::results_of(const traced_call& c, const std::v
       for (const auto& o : c.operands)
         if (o.tensor == r.tensor) return tensor_at(arguments, o);
     const auto& value = recorded().storages[r.view.value];
-    const auto there = live_[r.view.value].lock();
+    const auto there = storages_[r.view.value].lock();
     const auto s = there ? c10::Storage(there) : hollow_storage(static_cast<std::size_t>(value.bytes), value.device);
-    live_[r.view.value] = s.getWeakStorageImpl();
+    storages_[r.view.value] = s.getWeakStorageImpl();
     auto v = r.view;
     v.offset += shift_[r.view.value];
     const auto shown =

@@ -25,18 +25,18 @@ namespace remat::pytorch::detail {
 template <class Weak>
 class identity {
  public:
-  identity() : of_(nothing()) {}
-  identity(Weak of) : of_(std::move(of)) {}
+  identity() : weak_(nothing()) {}
+  identity(Weak weak) : weak_(std::move(weak)) {}
   explicit operator bool() const { return address() != nothing()._unsafe_get_target(); }
-  auto* address() const { return of_._unsafe_get_target(); }
-  auto lock() const { return of_.lock(); }
+  auto* address() const { return weak_._unsafe_get_target(); }
+  auto lock() const { return weak_.lock(); }
 
  private:
   static const Weak& nothing() {
     static const Weak none{decltype(std::declval<Weak>().lock())()};
     return none;
   }
-  Weak of_;
+  Weak weak_;
 };
 using tensor_identity = identity<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>>;
 using storage_identity = identity<c10::weak_intrusive_ptr<c10::StorageImpl>>;
@@ -49,7 +49,7 @@ struct left_plan : std::exception {
 /// Follows one forward, or one backward.
 class follower final : public c10::DebugInfoBase {
  public:
-  follower(const std::vector<candidate>& candidates, const std::vector<at::Tensor>& inputs, const step_request& what);
+  follower(const std::vector<candidate>& candidates, const std::vector<at::Tensor>& inputs, const step_request& request);
 
   /// Follows the backward of a step.
   follower(const candidate& step, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& output_grads);
@@ -59,23 +59,24 @@ class follower final : public c10::DebugInfoBase {
   /// The follower of this thread, if the kernels of its forward or backward have not run, and it is not recorded anew; else null.
   static follower* at_work() {
     auto* f = of_thread();
-    return f != nullptr && f->fresh() == nullptr && !f->eager() ? f : nullptr;
+    return f != nullptr && f->recording() == nullptr && !f->eager() ? f : nullptr;
   }
 
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
   /// Runs the rest eagerly.
-  void diverge(std::string why);
+  void fall_back(std::string why);
   /// Throws the refusal again, because code of the module may have caught it.
   void refuse() const {
-    if (left_ && !backward_) throw cannot_capture("call " + std::to_string(where_) + " differs from the planned one: " + why_);
+    if (left_plan_ && !backward_)
+      throw cannot_capture("call " + std::to_string(diverged_at_) + " differs from the planned one: " + divergence_);
   }
   bool eager() const { return log_ && log_->filled(); }
   /// The recording from the first different call on; null: none.
-  resumed_recording* fresh() const { return fresh_.get(); }
+  resumed_recording* recording() const { return recording_.get(); }
   /// Call this in a handler: the forward has thrown.
-  void stopped() {
-    if (fresh_) return fresh_->stopped();
+  void note_exception() {
+    if (recording_) return recording_->note_exception();
     refuse();
     if (!eager()) fill();
   }
@@ -83,20 +84,20 @@ class follower final : public c10::DebugInfoBase {
   /// be shown otherwise.
   /// @param may_write the module may write the memory, too, now or later
   void read(const at::Tensor& t, bool may_write) {
-    if (!show(t, may_write)) diverge("the module reads the memory of a tensor directly");
+    if (!show(t, may_write)) fall_back("the module reads the memory of a tensor directly");
   }
 
   bool has_drawn() const {
     const auto& calls = recorded().calls;
-    return std::any_of(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(at_),
+    return std::any_of(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(next_call_),
                        [](const auto& c) { return c.draws.has_value(); });
   }
 
-  std::size_t calls() const { return at_; }
+  std::size_t calls() const { return next_call_; }
   const call_log* log() const { return log_.get(); }
   auto writes(std::size_t since, std::size_t until, bool all) const { return writes_since(*log_, recorded(), since, until, all); }
 
-  bool left() const { return left_; }
+  bool has_left_plan() const { return left_plan_; }
   /// The backward has ended. @return how it differs; empty: not at all
   std::string finish();
 
@@ -117,24 +118,24 @@ class follower final : public c10::DebugInfoBase {
   /// @param positions gets the positions in its masks
   /// @param made      gets its results, if the call takes no masks
   /// @return why no candidate has such results; nothing: the present candidate has
-  std::optional<std::string> ask(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack,
-                                 std::vector<at::Tensor>& positions, std::optional<::torch::jit::Stack>& made);
+  std::optional<std::string> evaluate(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack,
+                                      std::vector<at::Tensor>& positions, std::optional<::torch::jit::Stack>& made);
   /// Takes a tensor that depends on values as an input of the plan.
   void take_value(std::size_t id, const at::Tensor& t);
   /// Runs the chosen calls among the calls so far, unless one of them writes what a call that has not run reads.
   /// @return true if they have run
-  bool run_now(const std::vector<bool>& chosen);
+  bool run_at_once(const std::vector<bool>& chosen);
   /// True if the module returns or keeps memory of calls ahead of the plan that it has read directly. The plan would use that
   /// memory for something else.
   bool keeps_read_memory(const std::vector<at::Tensor>& returned) const;
   /// True if the module holds or returns a constant without data.
   bool gives_constants(const std::vector<at::Tensor>& returned) const;
   /// No candidate makes the calls of this forward: tries to record it from here on. @return true if that works
-  bool record_on(const std::string& why);
+  bool record_from_here(const std::string& why);
   std::unique_ptr<recorded_run> finish_recording(const std::vector<at::Tensor>& returned);
   still_generator& generator() { return backward_ ? *generator_ : log_->generator(); }
-  const trace& recorded() const { return *candidates_[current_].what->recorded; }
-  const traced_call& call() const { return recorded().calls[at_]; }
+  const trace& recorded() const { return *candidates_[current_].forward->recorded; }
+  const traced_call& call() const { return recorded().calls[next_call_]; }
 
   void run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 
@@ -145,12 +146,12 @@ class follower final : public c10::DebugInfoBase {
   /// Notes where a storage is, if it is met for the first time.
   /// @param recorded_at offset of `t` in its storage when it was recorded, in bytes
   void locate(index_t storage, const at::Tensor& t, bytes_t recorded_at) {
-    if (live_[storage]) return;
-    live_[storage] = t.storage().getWeakStorageImpl();
+    if (storages_[storage]) return;
+    storages_[storage] = t.storage().getWeakStorageImpl();
     shift_[storage] = byte_offset(t) - recorded_at;
   }
   /// Notes the results of a call that has run.
-  void meet_results(const traced_call& c, const ::torch::jit::Stack& stack);
+  void note_results(const traced_call& c, const ::torch::jit::Stack& stack);
   void set(std::size_t id, const at::Tensor& t) {
     tensors_[id] = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(t.getIntrusivePtr());
   }
@@ -163,9 +164,9 @@ class follower final : public c10::DebugInfoBase {
   const char* differs(const traced_tensor& o, const at::Tensor& t) const;
 
   /// Notes an operand, and compares the contents of its slot at the first time.
-  void take(const traced_tensor& o, const at::Tensor& t);
-  /// Compares the tensor in a slot with that of the program; notes it as late if it differs.
-  void look_at(index_t k, const c10::Storage& s, const at::Tensor& t);
+  void take_operand(const traced_tensor& o, const at::Tensor& t);
+  /// Compares the tensor in a slot with that of the program; notes it as changed if it differs.
+  void compare_slot(index_t k, const c10::Storage& s, const at::Tensor& t);
 
   /// True if, in all slots met so far, another candidate has the same constants except for numbers, and the same tensors of the
   /// module.
@@ -191,21 +192,21 @@ class follower final : public c10::DebugInfoBase {
   }
   template <class F>
   bool choose(F suits) {
-    for (const auto& [k, t] : late_)
+    for (const auto& [k, t] : changed_slots_)
       if (!recorded().slots[k].number) return false;  // the constants of the programs may differ
     const auto before = current_;
-    const auto met = std::tuple(tensors_, live_, shift_, of_, shared_, late_);
-    for (auto next = std::exchange(from_first_, false) ? 0 : before + 1; next < candidates_.size(); ++next) {
-      if (next == before || common_calls(recorded(), *candidates_[next].what->recorded) < at_ ||
+    const auto met = std::tuple(tensors_, storages_, shift_, outside_storages_, newly_shared_, changed_slots_);
+    for (auto next = std::exchange(search_from_first_, false) ? 0 : before + 1; next < candidates_.size(); ++next) {
+      if (next == before || common_calls(recorded(), *candidates_[next].forward->recorded) < next_call_ ||
           !has_same_outside(candidates_[next]))
         continue;
       current_ = next;
       bind();
-      late_.clear();
-      for (const auto& [k, t] : std::exchange(scalars_, {})) look_at(k, t.storage(), t);
-      if (suits() && run_now(candidates_[current_].what->runs)) return true;
+      changed_slots_.clear();
+      for (const auto& [k, t] : std::exchange(compared_numbers_, {})) compare_slot(k, t.storage(), t);
+      if (suits() && run_at_once(candidates_[current_].forward->runs_at_once)) return true;
       current_ = before;
-      std::tie(tensors_, live_, shift_, of_, shared_, late_) = met;
+      std::tie(tensors_, storages_, shift_, outside_storages_, newly_shared_, changed_slots_) = met;
       reserve();
     }
     return false;
@@ -227,27 +228,27 @@ class follower final : public c10::DebugInfoBase {
 
   std::vector<candidate> candidates_;
   const std::vector<at::Tensor>& inputs_;
-  bool backward_ = false, left_ = false;
-  std::size_t current_ = 0, at_ = 0, where_ = 0;
-  const step_request* what_ = nullptr;  ///< null in a backward
-  std::unique_ptr<resumed_recording> fresh_;
+  bool backward_ = false, left_plan_ = false;
+  std::size_t current_ = 0, next_call_ = 0, diverged_at_ = 0;
+  const step_request* request_ = nullptr;  ///< null in a backward
+  std::unique_ptr<resumed_recording> recording_;
   std::thread::id thread_ = std::this_thread::get_id();
-  std::shared_ptr<call_log> log_;                            ///< null in a backward
-  std::optional<still_generator> generator_;                 ///< in a backward only
-  std::vector<tensor_identity> tensors_;                     ///< per tensor of the trace, once met
-  std::vector<storage_identity> live_;                       ///< per storage of the trace
-  std::vector<bool> read_, written_;                         ///< per storage: a call that has not run reads or writes it
-  std::unordered_map<const c10::StorageImpl*, index_t> of_;  ///< storages of tensors from outside
-  bool shared_ = false;                                      ///< two tensors share memory now that shared none in the recording
-  std::vector<bool> ran_;                                    ///< per call so far: it has run
-  std::vector<bool> looked_;                                 ///< per slot: its contents have been compared
+  std::shared_ptr<call_log> log_;             ///< null in a backward
+  std::optional<still_generator> generator_;  ///< in a backward only
+  std::vector<tensor_identity> tensors_;      ///< per tensor of the trace, once met
+  std::vector<storage_identity> storages_;    ///< per storage of the trace
+  std::vector<bool> read_, written_;          ///< per storage: a call that has not run reads or writes it
+  std::unordered_map<const c10::StorageImpl*, index_t> outside_storages_;  ///< storages of tensors from outside
+  bool newly_shared_ = false;   ///< two tensors share memory now that shared none in the recording
+  std::vector<bool> ran_;       ///< per call so far: it has run
+  std::vector<bool> compared_;  ///< per slot: its contents have been compared
   std::vector<bytes_t> shift_;  ///< per storage from outside: bytes by which its start differs from the recording
-  std::vector<std::pair<index_t, at::Tensor>> late_, values_;
-  std::vector<std::pair<index_t, at::Tensor>> scalars_;   ///< numbers among the operands that have been compared
+  std::vector<std::pair<index_t, at::Tensor>> changed_slots_, ahead_values_;
+  std::vector<std::pair<index_t, at::Tensor>> compared_numbers_;  ///< numbers among the operands that have been compared
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< versions before the forward of tensors from outside that it writes
-  bool from_first_ = false;                               ///< the last call has raised an error: see `choose`
+  bool search_from_first_ = false;                        ///< the last call has raised an error: see `choose`
   std::vector<double> numbers_;                           ///< numbers in the calls so far that may differ
-  std::string why_;
+  std::string divergence_;
 };
 
 }  // namespace remat::pytorch::detail

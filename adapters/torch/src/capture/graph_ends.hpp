@@ -37,17 +37,17 @@ struct run_order {
 };
 class note_run final : public ::torch::autograd::FunctionPostHook {
  public:
-  note_run(run_order& order, const ::torch::autograd::Node* of) : order_(order), of_(of) {}
+  note_run(run_order& order, const ::torch::autograd::Node* node) : order_(order), node_(node) {}
   ::torch::autograd::variable_list operator()(const ::torch::autograd::variable_list& outputs,
                                               const ::torch::autograd::variable_list&) override {
     const std::lock_guard lock(order_.mutex);
-    order_.nodes.push_back(of_);
+    order_.nodes.push_back(node_);
     return outputs;
   }
 
  private:
   run_order& order_;
-  const ::torch::autograd::Node* of_;
+  const ::torch::autograd::Node* node_;
 };
 
 /// While it lives, a graph ends at chosen tensors: nodes that made them are not part of it, even if they lead to the same leaves.
@@ -55,18 +55,18 @@ class ending_at {
  public:
   /// @param roots  of the graph; edges that lead to one of the tensors are changed for good
   /// @param wanted tensors where the graph ends
-  /// @param apart  each edge that leads to one of the tensors gets an end of its own
-  ending_at(::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& wanted, bool apart = false) {
+  /// @param separate each edge that leads to one of the tensors gets an end of its own
+  ending_at(::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& wanted, bool separate = false) {
     bool any = false;
     for (const auto& t : wanted) {
       auto edge = ::torch::autograd::impl::gradient_edge(t);
-      const bool replaced = apart || t.grad_fn();
+      const bool replaced = separate || t.grad_fn();
       any = any || replaced;
-      beyond_.push_back(replaced ? edge : ::torch::autograd::Edge());
+      replaced_edges_.push_back(replaced ? edge : ::torch::autograd::Edge());
       ends_.emplace_back();
       if (!replaced)
         ends_.back().push_back({std::move(edge), nullptr});
-      else if (!apart)
+      else if (!separate)
         ends_.back().push_back({{c10::make_intrusive<end_node>(t), 0}, nullptr});
     }
     if (!any) return;
@@ -75,8 +75,8 @@ class ending_at {
     const auto visit = [&](::torch::autograd::Edge& e, ::torch::autograd::Node* from) {
       if (!e.is_valid()) return false;
       for (std::size_t k = 0; k < ends_.size(); ++k)
-        if (beyond_[k].is_valid() && e == beyond_[k]) {
-          if (apart) ends_[k].push_back({{c10::make_intrusive<end_node>(wanted[k]), 0}, from});
+        if (replaced_edges_[k].is_valid() && e == replaced_edges_[k]) {
+          if (separate) ends_[k].push_back({{c10::make_intrusive<end_node>(wanted[k]), 0}, from});
           return e = ends_[k].back().edge, true;
         }
       if (seen.insert(e.function.get()).second) stack.push_back(e.function.get());
@@ -91,7 +91,7 @@ class ending_at {
         auto& e = node->next_edges()[i];
         if (auto before = e; visit(e, node)) changed_.push_back({node->getptr(), i, std::move(before)}), leads = true;
       }
-      if (leads && apart) hooks_.push_back({node->getptr(), node->add_post_hook(std::make_unique<note_run>(order_, node))});
+      if (leads && separate) hooks_.push_back({node->getptr(), node->add_post_hook(std::make_unique<note_run>(order_, node))});
     }
   }
   ~ending_at() {
@@ -114,16 +114,16 @@ class ending_at {
     std::vector<std::vector<at::Tensor>> result;
     auto next = gradients.begin();
     for (const auto& list : ends_) {
-      std::vector<std::pair<std::ptrdiff_t, at::Tensor>> came;  // gradients at roots are first
+      std::vector<std::pair<std::ptrdiff_t, at::Tensor>> arrivals;  // gradients at roots are first
       for (const auto& e : list) {
         const auto& ran = order_.nodes;
         const auto when = e.from == nullptr ? -1 : std::find(ran.begin(), ran.end(), e.from) - ran.begin();
-        if (next->defined()) came.emplace_back(when, *next);
+        if (next->defined()) arrivals.emplace_back(when, *next);
         ++next;
       }
-      std::stable_sort(came.begin(), came.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::stable_sort(arrivals.begin(), arrivals.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       result.emplace_back();
-      for (auto& [when, gradient] : came) result.back().push_back(std::move(gradient));
+      for (auto& [when, gradient] : arrivals) result.back().push_back(std::move(gradient));
     }
     return result;
   }
@@ -141,7 +141,7 @@ class ending_at {
   std::vector<change> changed_;
   std::vector<std::pair<c10::intrusive_ptr<::torch::autograd::Node>, std::uintptr_t>> hooks_;
   run_order order_;
-  ::torch::autograd::edge_list beyond_;
+  ::torch::autograd::edge_list replaced_edges_;
   std::vector<std::vector<end>> ends_;
 };
 

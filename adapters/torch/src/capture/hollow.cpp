@@ -32,13 +32,13 @@ at::Tensor tensor_over(const c10::Storage& s, const byte_view& v) {
   return t;
 }
 
-at::Tensor another(const at::Tensor& t) {
+at::Tensor alias_of(const at::Tensor& t) {
   return tensor_over(t.storage(),
                      {none, t.sizes().vec(), t.strides().vec(), byte_offset(t), t.scalar_type(), t.is_conj(), t.is_neg(), false});
 }
 
 at::Tensor twin_of(const at::Tensor& t) {
-  auto twin = another(t);
+  auto twin = alias_of(t);
   ::torch::autograd::impl::set_version_counter(twin, ::torch::autograd::impl::version_counter(t));
   return twin;
 }

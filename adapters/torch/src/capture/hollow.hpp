@@ -68,7 +68,7 @@ at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const a
 /// A tensor over a storage, as a kernel would have made it.
 at::Tensor tensor_over(const c10::Storage& s, const byte_view& v);
 /// A new tensor over the memory of `t`.
-at::Tensor another(const at::Tensor& t);
+at::Tensor alias_of(const at::Tensor& t);
 /// A new tensor over the memory of `t`, with the version counter of `t`.
 at::Tensor twin_of(const at::Tensor& t);
 

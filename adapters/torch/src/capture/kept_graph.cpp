@@ -25,11 +25,11 @@ kept_graph::kept_graph(std::shared_ptr<const trace> forward, std::shared_ptr<cal
   std::unordered_map<const c10::TensorImpl*, at::Tensor> instead;  // of outputs, which will get memory of the plan
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto id = forward_->output_tensors[i];
-    given_.emplace_back(at::Tensor().getIntrusivePtr());
+    caller_outputs_.emplace_back(at::Tensor().getIntrusivePtr());
     if (forward_->tensors[id] != none) continue;
     tensors_[id] = outputs_[i];
     instead.emplace(outputs[i].unsafeGetTensorImpl(), outputs_[i]);
-    given_.back() = decltype(given_)::value_type(outputs[i].getIntrusivePtr());
+    caller_outputs_.back() = decltype(caller_outputs_)::value_type(outputs[i].getIntrusivePtr());
   }
   log_->replace(instead);
 }
@@ -38,8 +38,8 @@ kept_graph::kept_graph(std::shared_ptr<const trace> forward, std::shared_ptr<cal
 class kept_graph::as_recorded {
  public:
   explicit as_recorded(const kept_graph& g) : tensors(g.tensors_) {
-    for (std::size_t i = 0; i < g.given_.size(); ++i) {
-      const at::Tensor t(g.given_[i].lock());
+    for (std::size_t i = 0; i < g.caller_outputs_.size(); ++i) {
+      const at::Tensor t(g.caller_outputs_[i].lock());
       if (!t.defined()) continue;
       changed_.push_back({t, t.storage(), t.storage_offset()});
       put(t, g.outputs_[i].storage(), g.outputs_[i].storage_offset());
@@ -94,7 +94,7 @@ graph_contents kept_graph::contents() const { return contents_of(outputs_, input
   return ::torch::autograd::impl::gradient_edge(outputs_[output]);
 }
 
-bool kept_graph::is_inside(std::size_t output) const {
+bool kept_graph::feeds_other_outputs(std::size_t output) const {
   auto others = outputs_;
   others.erase(others.begin() + static_cast<std::ptrdiff_t>(output));
   std::erase_if(others, [](const auto& t) { return !t.requires_grad(); });
@@ -103,7 +103,7 @@ bool kept_graph::is_inside(std::size_t output) const {
 
 std::string kept_graph::differs(const candidate& step, const std::vector<at::Tensor>& wanted) const {
   const as_in_forward leaves(wanted);
-  const auto& t = *step.what->recorded;
+  const auto& t = *step.forward->recorded;
   const c10::DeviceGuard guard(t.device);
   const fresh_casts casts;
   std::vector<at::Tensor> grads(outputs_.size());

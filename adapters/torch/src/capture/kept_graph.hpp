@@ -20,7 +20,7 @@ namespace remat::pytorch::detail {
 /// What a forward's graph contains that a planned backward does not run by itself.
 struct graph_contents {
   std::string observer;                                                   ///< code that observes gradients inside; empty: none
-  std::vector<::torch::autograd::Node*> code;                             ///< nodes that are not PyTorch's own
+  std::vector<::torch::autograd::Node*> custom_nodes;                     ///< nodes that are not PyTorch's own
   std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< number of edges to the accumulator of a leaf, or to
                                                                           ///< the node that made an input
 };
@@ -63,7 +63,7 @@ class kept_graph {
 
   graph_contents contents() const;
   /// True if other outputs depend on this output.
-  bool is_inside(std::size_t output) const;
+  bool feeds_other_outputs(std::size_t output) const;
   /// The edge for the gradient of an output in this graph.
   ::torch::autograd::Edge edge_of(std::size_t output) const;
   /// Runs custom code of the backward on hollow tensors, and compares the calls with a plan. The graph stays.
@@ -88,7 +88,7 @@ class kept_graph {
   class as_recorded;
   std::vector<at::Tensor> tensors_, inputs_, outputs_;  ///< outputs have the memory of the graph
   /// The outputs that the caller got. They have data of the plan by now, and nodes may have saved them.
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> given_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> caller_outputs_;
   bool filled_ = false;
 };
 

@@ -94,12 +94,12 @@ known_results::known_results(const std::vector<at::Tensor>& tensors, const std::
     r.strides = t.strides().vec();
     r.offset = t.storage_offset();
   }
-  const auto again = over(tensors);
+  const auto again = made_for(tensors);
   for (std::size_t i = 0; i < returned.size(); ++i)
     complete_ = complete_ && (!results_[i] || same_geometry(returned[i].toTensor(), again[i].toTensor()));
 }
 
-std::vector<c10::IValue> known_results::over(const std::vector<at::Tensor>& tensors) const {
+std::vector<c10::IValue> known_results::made_for(const std::vector<at::Tensor>& tensors) const {
   std::vector<c10::Storage> made;
   for (auto bytes : storages_) made.push_back(empty_storage(bytes, on));
   std::vector<c10::IValue> list;
@@ -239,7 +239,7 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
   }
   known_results results(list, *stack);
   results.on = here;
-  results.drew = kernel->draws;
+  results.draws = kernel->draws;
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
 

@@ -19,7 +19,7 @@ class known_results {
   /// @param returned results of the kernel
   known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned);
 
-  bool drew = false;           ///< the call drew from the generator
+  bool draws = false;          ///< the call draws from the generator
   c10::Device on = c10::kCPU;  ///< device of the storages that the call makes
 
   /// True if this describes the results in full: plain tensors that are operands, or lie in the storage of an operand or in a
@@ -33,7 +33,7 @@ class known_results {
     return false;
   }
   /// Makes the results for operands of equal geometry. Storages that the call makes own no memory.
-  std::vector<c10::IValue> over(const std::vector<at::Tensor>& tensors) const;
+  std::vector<c10::IValue> made_for(const std::vector<at::Tensor>& tensors) const;
 
  private:
   struct result {

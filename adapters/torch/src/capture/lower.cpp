@@ -68,7 +68,7 @@ class lowering {
     program_.after_forward = origin(trace_.after_forward);
     program_.after_backward = origin(trace_.after_backward);
     const auto needed = needed_nodes();
-    return only(std::move(program_), needed);
+    return with_only(std::move(program_), needed);
   }
 
  private:
@@ -128,8 +128,8 @@ class lowering {
     for (std::size_t i = trace_.calls.size(); i-- > trace_.backward;) {
       const auto& c = trace_.calls[i];
       const bool makes = std::any_of(c.results.begin(), c.results.end(), [&](const auto& r) { return needed[r.view.value]; });
-      chosen[i] = makes && !c.assumed;
-      if (!chosen[i] && !c.assumed) continue;
+      chosen[i] = makes && !c.assumes_zero;
+      if (!chosen[i] && !c.assumes_zero) continue;
       for (const auto& o : c.operands) needed[o.view.value] = true;
     }
     return chosen;
@@ -146,7 +146,7 @@ class lowering {
       if (token_[v.value] != none) read(n, token_[v.value]);
     }
     for (const auto& c : trace_.calls) {
-      if (!c.assumed) continue;
+      if (!c.assumes_zero) continue;
       program_.assumed_zero.push_back(view(c.operands.front().view));
       read(n, current_[c.operands.front().view.value]);
     }
@@ -160,7 +160,7 @@ class lowering {
   }
 
   void add_call(std::size_t index) {
-    const auto& c = trace_.calls[index].planned ? *trace_.calls[index].planned : trace_.calls[index];
+    const auto& c = trace_.calls[index].replacement ? *trace_.calls[index].replacement : trace_.calls[index];
     std::set<index_t> written, written_outside;
     for (const auto& o : c.operands)
       if (o.written) (writable_in_place(o.view.value) ? written : written_outside).insert(o.view.value);

@@ -139,9 +139,9 @@ void add_written(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>
 /// @param inputs    of the forward
 /// @param arguments origins of the inputs, each once
 /// @param before    gradients of the parameters
-trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::Tensor>& inputs,
-           std::vector<at::Tensor> arguments, const std::vector<at::Tensor>& parameters, const std::vector<output_use>& uses,
-           same_gradients& before, step_run* run) {
+trace record_rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::Tensor>& inputs,
+                  std::vector<at::Tensor> arguments, const std::vector<at::Tensor>& parameters,
+                  const std::vector<output_use>& uses, same_gradients& before, step_run* run) {
   if (run != nullptr && run->eager()) {
     before.release();
     throw cannot_capture(run->why());
@@ -164,7 +164,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
     const auto of_result = outputs.size();
     add_written(outputs, inputs, arguments);
     graph = contents_of(outputs, arguments);
-    run->end_forward(r, outputs, graph.code);
+    run->end_forward(r, outputs, graph.custom_nodes);
     for (auto i = expected.size(); i < outputs.size(); ++i)  // tensors that the module keeps probably get no gradient
       expected.push_back({.used = i < of_result && !keeps_history(outputs[i], arguments)});
     bool any = false;
@@ -178,7 +178,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
   if (!before.required_as_before())
     throw cannot_capture("the module changes in its forward whether a parameter requires a gradient; do that in the loop");
   if (effect_of != nullptr)
-    for (auto* node : graph.code)
+    for (auto* node : graph.custom_nodes)
       if (const auto what = effect_of(*node); !what.empty()) throw cannot_capture(what);
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
   trace_ends ends;
@@ -257,21 +257,21 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
     returned = r.rethrow_refusal([&] { return run == nullptr ? forward(arguments) : run->forward(r, forward, inputs); });
     on.end_forward();
   }
-  return rest(r, std::move(returned), inputs, std::exchange(arguments, {}), parameters, uses, before, run);
+  return record_rest(r, std::move(returned), inputs, std::exchange(arguments, {}), parameters, uses, before, run);
 }
 
 /// State of a resumed recording.
 struct resumed_recording::state {
-  state(std::unique_lock<std::mutex> l, const step_request& what, const candidate& common, const std::vector<at::Tensor>& i)
+  state(std::unique_lock<std::mutex> l, const step_request& request, const candidate& common, const std::vector<at::Tensor>& i)
       : lock(std::move(l)),
-        parameters(what.parameters),
-        uses(what.uses),
+        parameters(request.parameters),
+        uses(request.uses),
         before(parameters),
-        r(parameters, what.buffers, names_in(*common.what->recorded, parameters.size() + what.buffers.size()),
-          common.what->recorded->device),
+        r(parameters, request.buffers, names_in(*common.forward->recorded, parameters.size() + request.buffers.size()),
+          common.forward->recorded->device),
         inputs(i),
-        arguments(add_inputs(r, inputs, what.origins)),
-        run(what.strict, what.again, what.numbers) {}
+        arguments(add_inputs(r, inputs, request.origins)),
+        run(request.strict, request.runs_again, request.vary_numbers) {}
   static std::vector<std::string> names_in(const trace& t, std::size_t how_many) {
     std::vector<std::string> names;
     for (std::size_t k = 0; k < how_many; ++k) names.push_back(t.slots[k].name);  // their slots come first
@@ -291,54 +291,55 @@ struct resumed_recording::state {
 resumed_recording::resumed_recording(std::unique_ptr<state> s) : state_(std::move(s)) {}
 resumed_recording::~resumed_recording() = default;
 
-std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& what, const std::vector<at::Tensor>& inputs,
+std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& request, const std::vector<at::Tensor>& inputs,
                                                             const candidate& common, const std::shared_ptr<call_log>& log,
                                                             const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return nullptr;
   std::unique_lock lock(one_at_a_time(), std::try_to_lock);  // the holder may wait for this thread
   if (!lock) return nullptr;
-  const auto& recorded = *common.what->recorded;
+  const auto& recorded = *common.forward->recorded;
   const auto& calls = log->calls();
   auto& generator = log->generator();
-  const auto now = generator.now();
-  const bool moved = now != generator.place();
+  const auto state_before = generator.current_state();
+  const bool moved = state_before != generator.expected();
   generator.rewind();  // the recorder treats it as the state before the step
   log->show_before();
   std::unique_ptr<state> s;
   try {
-    s = std::make_unique<state>(std::move(lock), what, common, inputs);
-    s->r.of_step(*log);
+    s = std::make_unique<state>(std::move(lock), request, common, inputs);
+    s->r.attach_log(*log);
     s->r.show_generator();  // the module may have read the state
     const auto repeat = [&](const call_log::entry& c) {
-      if (!c.state.empty()) generator.set(c.state);
+      if (!c.set_state.empty()) generator.set(c.set_state);
       const at::AutoGradMode mode(c.grad_mode);
       auto stack = c.arguments;
       s->r.run(c.op, stack, {&c.results, &recorded.calls[c.call], &c.positions});
     };
-    auto move = log->moves().begin();
-    const auto repeat_moves = [&](std::size_t until) {
-      for (; move != log->moves().end() && move->call < until; ++move) {
-        const auto& c = recorded.calls[move->call];
+    auto change = log->geometry_changes().begin();
+    const auto repeat_changes = [&](std::size_t until) {
+      for (; change != log->geometry_changes().end() && change->call < until; ++change) {
+        const auto& c = recorded.calls[change->call];
         for (const auto& r : c.results)
           for (const auto& o : c.operands)
-            if (o.tensor == r.tensor) s->r.moves(tensor_at(move->arguments, o), tensor_at(move->results, r));
-        repeat(*move);
+            if (o.tensor == r.tensor) s->r.note_geometry_change(tensor_at(change->arguments, o), tensor_at(change->results, r));
+        repeat(*change);
       }
     };
     for (const auto& c : calls) {
-      repeat_moves(c.call);
+      repeat_changes(c.call);
       repeat(c);
     }
-    repeat_moves(none);
-    if (!s->r.has_recorded(recorded, calls.size() + log->moves().size())) throw cannot_capture("other calls than before");
-    if (moved) generator.set(now);
+    repeat_changes(none);
+    if (!s->r.has_recorded(recorded, calls.size() + log->geometry_changes().size()))
+      throw cannot_capture("other calls than before");
+    if (moved) generator.set(state_before);
   } catch (const std::exception&) {
     s.reset();
-    generator.set(now);
+    generator.set(state_before);
     return nullptr;
   }
-  s->r.began_with(versions);
-  s->run.go_on(log);
+  s->r.set_start_versions(versions);
+  s->run.resume(log);
   s->on.emplace(s->r, &s->run);
   return std::unique_ptr<resumed_recording>(new resumed_recording(std::move(s)));
 }
@@ -347,12 +348,12 @@ void resumed_recording::call(const c10::OperatorHandle& op, ::torch::jit::Stack&
   state_->run.call(state_->r, op, stack);
 }
 
-void resumed_recording::stopped() {
+void resumed_recording::note_exception() {
   state_->r.rethrow_refusal([&]() -> int {
     try {
       throw;
     } catch (...) {
-      state_->run.stopped(state_->r);
+      state_->run.note_exception(state_->r);
       throw;
     }
   });
@@ -361,11 +362,11 @@ void resumed_recording::stopped() {
 trace resumed_recording::finish(const std::vector<at::Tensor>& returned) {
   auto& s = *state_;
   s.on->end_forward();
-  s.run.returns(s.r, returned);
+  s.run.note_returned(s.r, returned);
   const c10::DeviceGuard guard(s.r.device());
   const at::AutoGradMode grad_mode(true);
-  return rest(s.r, s.r.rethrow_refusal([&] { return returned; }), s.inputs, std::exchange(s.arguments, {}), s.parameters, s.uses,
-              s.before, &s.run);
+  return record_rest(s.r, s.r.rethrow_refusal([&] { return returned; }), s.inputs, std::exchange(s.arguments, {}), s.parameters,
+                     s.uses, s.before, &s.run);
 }
 
 step_run resumed_recording::take() { return std::move(state_->run); }

@@ -19,7 +19,7 @@ recorder::recorder(const std::vector<at::Tensor>& parameters, const std::vector<
 }
 
 recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& parameters)
-    : trace_(t), draws_(std::in_place, t.device), device_(t.device), may_assume_(true) {
+    : trace_(t), draws_(std::in_place, t.device), device_(t.device), may_assume_zero_(true) {
   const auto& end = t.forward;
   trace_.calls.erase(trace_.calls.begin() + static_cast<std::ptrdiff_t>(t.backward), trace_.calls.end());
   trace_.slots.resize(end.slots);
@@ -37,7 +37,7 @@ recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const
                         : end.constants[s]              ? contents::constant
                                                         : contents::hollow);
     alive_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::Storage().getWeakStorageImpl()));
-    raw_.push_back(false);
+    uninitialized_.push_back(false);
     real_values_.push_back(false);
     of_forward_.push_back(true);
   }
@@ -47,7 +47,7 @@ recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const
     if (!x.defined() || storage[id] == none) continue;
     ids_.emplace(x.unsafeGetTensorImpl(), id);
     const bool first = index_.emplace(storage_of(x), storage[id]).second;
-    if (first && trace_.tensors[id] != none) whole_.emplace(x.unsafeGetTensorImpl(), x);
+    if (first && trace_.tensors[id] != none) outside_tensors_.emplace(x.unsafeGetTensorImpl(), x);
   }
   for (const auto& c : trace_.calls) {
     auto next = c.positions.begin();
@@ -71,12 +71,12 @@ draw_origin recorder::abandon() {
 
 std::vector<std::pair<at::Tensor, int64_t>> recorder::versions() const {
   std::vector<std::pair<at::Tensor, int64_t>> list;
-  for (const auto& o : outside_)
+  for (const auto& o : watched_)
     if (o.tensor.defined()) list.emplace_back(o.tensor, version(o.tensor));
   return list;
 }
 
-std::vector<std::pair<std::size_t, at::Tensor>> recorder::made() const {
+std::vector<std::pair<std::size_t, at::Tensor>> recorder::made_tensors() const {
   std::vector<std::pair<std::size_t, at::Tensor>> list;
   for (std::size_t id = 0; id < met_.size(); ++id)
     if (auto t = met_[id].lock(); t && trace_.tensors[id] == none)
@@ -105,7 +105,7 @@ at::Tensor recorder::stand_in(const at::Tensor& like, at::IntArrayRef strides, r
       add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
   trace_.tensors[id_of(t)] = slot;
   if (from == role::input) {
-    whole_.emplace(t.unsafeGetTensorImpl(), t);
+    outside_tensors_.emplace(t.unsafeGetTensorImpl(), t);
     watch(t, slot);
   }
   return t;
@@ -114,13 +114,13 @@ at::Tensor recorder::stand_in(const at::Tensor& like, at::IntArrayRef strides, r
 void recorder::start_backward() {
   trace_.backward = trace_.calls.size();
   trace_.after_forward = draws_->left_behind();
-  for (auto& o : outside_) o.forward = version(o.tensor);
+  for (auto& o : watched_) o.forward = version(o.tensor);
   draws_->begin_phase();
 }
 
 bool recorder::watches_memory(const at::Tensor& t) const {
   const auto s = index_.find(storage_of(t));
-  if (s == index_.end() || raw_[s->second] || saved_.count(storage_of(t))) return false;
+  if (s == index_.end() || uninitialized_[s->second] || saved_.count(storage_of(t))) return false;
   const auto known = contents_[s->second];
   return known == contents::constant || (known == contents::outside && storage_of(t)->nbytes() <= constant_limit);
 }
@@ -135,7 +135,7 @@ std::size_t recorder::id_of(const at::Tensor& t) {
   return known->second;
 }
 
-void recorder::moves(const at::Tensor& from, const at::Tensor& to) {
+void recorder::note_geometry_change(const at::Tensor& from, const at::Tensor& to) {
   const auto id = id_of(from);
   if (ids_.emplace(to.unsafeGetTensorImpl(), id).second) met_[id] = to.getIntrusivePtr();
 }
@@ -192,13 +192,13 @@ bool is_momentum(const c10::FunctionSchema& of, std::size_t argument) {
 
 }  // namespace
 
-void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call again) {
+void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call repeated) {
   std::vector<at::Tensor> tensors;
-  repeats_ = again.before != nullptr;
-  auto c = read_call(op, stack, again, tensors);
+  repeats_ = repeated.original != nullptr;
+  auto c = read_call(op, stack, repeated, tensors);
   const auto& name = op.schema().name();
   std::optional<traced_call> masked;
-  if (const auto other = with_positions(c, stack, tensors, again)) {
+  if (const auto other = with_positions(c, stack, tensors, repeated)) {
     masked = std::move(c);
     op = *other;
     c = read_call(op, stack, {}, tensors);
@@ -206,14 +206,14 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   const auto n = c.arguments.size();
   const auto first = stack.size() - n;
   mark_hidden_writes(c);
-  if (again.before == nullptr) try_on_values(c, stack, tensors);
-  const bool ask = refuse_dynamic(c, tensors);
+  if (repeated.original == nullptr) try_on_values(c, stack, tensors);
+  const bool ask = classify_dynamic(c, tensors);
   if (c.ahead) {
-    call_ahead(c, stack, first, tensors, again);
+    call_ahead(c, stack, first, tensors, repeated);
     trace_.calls.push_back(std::move(c));
     return;
   }
-  freeze_raw_filled(c, tensors);
+  freeze_filled_by_hand(c, tensors);
   const bool real_values = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_real_values(t); });
   const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
                                     [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
@@ -221,21 +221,21 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto s = c.operands[i].view.value;
     if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
-    if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before)
+    if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !repeated.original)
       keep_data(tensors[i], s, real_values);
     before.emplace_back(tensors[i]);
-    if (c.operands[i].written && !tensors[i].is_inference()) c.operands[i].raised = -version(tensors[i]);
+    if (c.operands[i].written && !tensors[i].is_inference()) c.operands[i].version_increments = -version(tensors[i]);
   }
 
-  again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, real_values, constant);
+  repeated.original != nullptr ? repeat(c, stack, first, repeated) : execute(c, stack, first, tensors, real_values, constant);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto& o = c.operands[i];
     if (before[i].is_another(tensors[i])) {
       for (std::size_t k = 0; k < tensors.size(); ++k) before[k].put_back(tensors[k]);  // in the step, the operator does so again
       refuse(name, "resizes or replaces the storage of a tensor");
     }
-    if (o.written && !tensors[i].is_inference()) o.raised += version(tensors[i]);
-    if (again.before != nullptr) o.raised = again.before->operands[i].raised;
+    if (o.written && !tensors[i].is_inference()) o.version_increments += version(tensors[i]);
+    if (repeated.original != nullptr) o.version_increments = repeated.original->operands[i].version_increments;
   }
 
   std::vector<c10::StorageImpl*> touched;
@@ -246,46 +246,53 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   for (std::size_t i = 0; i < results; ++i)
     each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
       check(name, t);
-      if (!index_.count(storage_of(t))) {
-        const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), real_values) && has_memory(t);
-        const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
-        trace_.storages[s].name = name;
-        raw_[s] = makes_uninitialized(op);
-        if (contents_[s] == contents::hollow) let_go(storage_of(t));
-        if (contents_[s] == contents::kept) {
-          hide(storage_of(t));
-          kept_.push_back(s);
-          kept_bytes_ += trace_.storages[s].bytes;
-        }
-        real_values_[s] = real_values && !c.draws && contents_[s] != contents::hollow;
-        of_forward_[s] = trace_.backward == 0 ||
-                         (!c.draws && std::all_of(c.operands.begin(), c.operands.end(),
-                                                  [&](const auto& o) { return of_forward_[o.view.value] && !o.written; }));
-      }
+      if (!index_.count(storage_of(t))) add_result_storage(c, name, t, real_values, constant);
       c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
     });
-  for (auto* s : touched) settle(s, constant && !c.draws, real_values && !c.draws);
+  for (auto* s : touched) update_contents(s, constant && !c.draws, real_values && !c.draws);
   if (log_ != nullptr) limit_kept();
-  c.constant = constant && !c.draws && std::all_of(c.results.begin(), c.results.end(), [&](const auto& r) {
-                 return contents_[r.view.value] == contents::constant;
+  c.constant = constant && !c.draws && std::all_of(c.results.begin(), c.results.end(), [&](const auto& x) {
+                 return contents_[x.view.value] == contents::constant;
                });
+  forget_changed_values(c, real_values);
+  if (real_values && !c.draws) calculable_.push_back(trace_.calls.size());
+  if (ask && log_ == nullptr) asked_.push_back({trace_.calls.size(), values_from(stack, stack.size() - results)});
+  if (!masked) return trace_.calls.push_back(std::move(c));
+  masked->results = c.results;
+  masked->replacement = std::make_shared<const traced_call>(std::move(c));
+  trace_.calls.push_back(std::move(*masked));
+}
+
+void recorder::add_result_storage(const traced_call& c, const std::string& name, const at::Tensor& t, bool real_values,
+                                  bool constant) {
+  const bool keep = !constant && keeps_values(t.scalar_type(), storage_of(t)->nbytes(), real_values) && has_memory(t);
+  const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
+  trace_.storages[s].name = name;
+  uninitialized_[s] = makes_uninitialized(c.op);
+  if (contents_[s] == contents::hollow) release_or_hide(storage_of(t));
+  if (contents_[s] == contents::kept) {
+    hide(storage_of(t));
+    kept_.push_back(s);
+    kept_bytes_ += trace_.storages[s].bytes;
+  }
+  real_values_[s] = real_values && !c.draws && contents_[s] != contents::hollow;
+  of_forward_[s] = trace_.backward == 0 || (!c.draws && std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+                     return of_forward_[o.view.value] && !o.written;
+                   }));
+}
+
+void recorder::forget_changed_values(const traced_call& c, bool real_values) {
   for (const auto& o : c.operands) {
     const auto s = o.view.value;
     if (o.written && (!real_values || c.draws || trace_.storages[s].slot != none)) real_values_[s] = false;
     if (contents_[s] == contents::hollow) real_values_[s] = false;
     if (o.written && trace_.backward > 0) of_forward_[s] = false;
   }
-  if (real_values && !c.draws) calculable_.push_back(trace_.calls.size());
-  if (ask && log_ == nullptr) asked_.push_back({trace_.calls.size(), values_from(stack, stack.size() - results)});
-  if (!masked) return trace_.calls.push_back(std::move(c));
-  masked->results = c.results;
-  masked->planned = std::make_shared<const traced_call>(std::move(c));
-  trace_.calls.push_back(std::move(*masked));
 }
 
 void recorder::let_numbers_vary() {
   auto& c = trace_.calls.back();
-  if (c.ahead || c.draws || c.constant || c.planned || trace_.backward > 0) return;
+  if (c.ahead || c.draws || c.constant || c.replacement || trace_.backward > 0) return;
   const auto& schema = c.op.schema();
   const bool apart =
       std::any_of(c.operands.begin(), c.operands.end(),
@@ -308,7 +315,7 @@ void recorder::limit_kept() {
     if (!there || contents_[s] != contents::kept) continue;
     contents_[s] = contents::hollow;
     real_values_[s] = false;
-    let_go(there.get());
+    release_or_hide(there.get());
   }
 }
 

@@ -53,7 +53,7 @@ enum class contents {
 /// A call that was recorded before, as part of another step, with its results.
 struct repeated_call {
   const std::vector<c10::IValue>* results = nullptr;
-  const traced_call* before = nullptr;
+  const traced_call* original = nullptr;
   const std::vector<at::Tensor>* positions = nullptr;  ///< lists in place of masks
 };
 
@@ -73,7 +73,7 @@ class recorder {
   ~recorder() {
     if (!draws_) return;
     abandon();
-    for (const auto& o : outside_) set_version(o.tensor, o.start);
+    for (const auto& o : watched_) set_version(o.tensor, o.start);
   }
   /// Ends the recording, and restores what the operators wrote, except for versions.
   /// @return the origin of the state in which they left the generator
@@ -83,16 +83,16 @@ class recorder {
   /// Tensors from outside, and their present versions.
   std::vector<std::pair<at::Tensor, int64_t>> versions() const;
   /// Tensors that calls made and that still exist, with their numbers. Constants are included only if they collect a gradient.
-  std::vector<std::pair<std::size_t, at::Tensor>> made() const;
+  std::vector<std::pair<std::size_t, at::Tensor>> made_tensors() const;
   /// All tensors by their numbers; undefined: freed.
-  std::vector<at::Tensor> all() const {
+  std::vector<at::Tensor> all_tensors() const {
     std::vector<at::Tensor> list;
     for (const auto& weak : met_) list.emplace_back(weak.lock());
     return list;
   }
   /// Sets how many references to each tensor are not those of the module.
   void set_references(std::unordered_map<const c10::TensorImpl*, std::size_t> counts) { references_ = std::move(counts); }
-  void set_held(std::vector<std::size_t> held) { trace_.held = std::move(held); }
+  void set_python_held(std::vector<std::size_t> held) { trace_.python_held = std::move(held); }
 
   /// Makes a tensor of the step that owns no memory: an input or the gradient of an output.
   at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position);
@@ -127,39 +127,39 @@ class recorder {
     return log_->try_kernel(trace_.calls, op, stack);
   }
   /// The module may catch an error of the last call.
-  void note_caught() { trace_.calls.back().caught = true; }
+  void note_catchable() { trace_.calls.back().catchable = true; }
   /// True if the memory of a tensor can be read, and has the data of the step.
-  bool shows(const at::Tensor& t) const {
+  bool is_readable(const at::Tensor& t) const {
     const auto s = index_.find(storage_of(t));
     return has_memory(t) && (s == index_.end() || contents_[s->second] == contents::constant || !saved_.count(storage_of(t)));
   }
   /// The recording so far.
-  const trace& until_now() const { return trace_; }
+  const trace& trace_so_far() const { return trace_; }
   c10::Device device() const { return device_; }
   /// The recorded step is a training step, whose calls are in `log`.
-  void of_step(call_log& log) {
+  void attach_log(call_log& log) {
     log_ = &log;
-    may_assume_ = true;
+    may_assume_zero_ = true;
   }
   /// True if writes by the module to this memory, without an operator, must be noticed. Writes to memory that nothing has read
   /// yet make it a constant instead.
   bool watches_memory(const at::Tensor& t) const;
-  /// True if the first `most` calls are those of `t`.
-  bool has_recorded(const trace& t, std::size_t most) const { return same_calls(trace_, t, most) == most; }
+  /// True if the first `count` calls are those of `t`.
+  bool has_recorded(const trace& t, std::size_t count) const { return same_calls(trace_, t, count) == count; }
   /// Sets the versions that tensors from outside had when the step began.
-  void began_with(const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
-    for (auto& o : outside_)
+  void set_start_versions(const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
+    for (auto& o : watched_)
       for (const auto& [t, start] : versions)
         if (o.tensor.is_same(t) || (o.tensor.defined() && have_one_version_counter(o.tensor, t))) o.start = start;
   }
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
-  bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
+  bool is_outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
 
   /// The number of a tensor of the step.
   std::size_t id_of(const at::Tensor& t);
   /// A call that is about to be repeated changes the geometry of a tensor.
   /// @param from with the old geometry
-  void moves(const at::Tensor& from, const at::Tensor& to);
+  void note_geometry_change(const at::Tensor& from, const at::Tensor& to);
   /// Sets the number of inputs of the forward.
   void set_inputs(std::size_t n) { inputs_ = n; }
   /// Adds an argument of the forward itself, not a stand-in.
@@ -169,7 +169,7 @@ class recorder {
 
   byte_view view_of(const at::Tensor& t) const {
     return {index_.at(storage_of(t)), t.sizes().vec(), t.strides().vec(), byte_offset(t),
-            t.scalar_type(),          t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
+            t.scalar_type(),          t.is_conj(),     t.is_neg(),        outside_tensors_.count(t.unsafeGetTensorImpl()) > 0};
   }
 
   /// Lets later steps make the last call with other numbers, if only tensors from outside depend on these, and no gradient does.
@@ -198,8 +198,8 @@ class recorder {
   }
 
   /// Runs and records one call.
-  /// @param again if not null, the call does not run
-  void run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call again = {});
+  /// @param repeated its call does not run; without a call: it runs
+  void run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call repeated = {});
 
   /// The step is recorded and continues: frees values that only the recording needed.
   void give_back_kept() const;
@@ -209,7 +209,7 @@ class recorder {
 
  private:
   /// Reads a call that is about to run, without its results. @param tensors gets its operands
-  traced_call read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& again,
+  traced_call read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& repeated,
                         std::vector<at::Tensor>& tensors);
 
   void put_back_written() {
@@ -219,7 +219,7 @@ class recorder {
 
   /// Runs a call whose results depend on values of the step, after all calls before it. Its results become inputs of the plan.
   void call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
-                  const repeated_call& again);
+                  const repeated_call& repeated);
   /// @return the slot of the value
   index_t add_value(const at::Tensor& t, const std::string& maker);
   /// True if the tensor requires a gradient, and no call so far has made it.
@@ -229,14 +229,14 @@ class recorder {
   /// recorded.
   /// @return the operator that takes the lists; nothing: the call stays as it is
   std::optional<c10::OperatorHandle> with_positions(traced_call& c, ::torch::jit::Stack& stack,
-                                                    const std::vector<at::Tensor>& tensors, const repeated_call& again);
+                                                    const std::vector<at::Tensor>& tensors, const repeated_call& repeated);
   /// True if the size of a result, or of the gradient of an operand, depends on the mask. That is not so if one number is written
   /// to the places of one mask.
   static bool needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
   /// Counts the writes to a tensor from outside.
   void watch(const at::Tensor& t, index_t slot) {
-    if (!t.is_inference()) outside_.push_back({t, slot, version(t), 0});
+    if (!t.is_inference()) watched_.push_back({t, slot, version(t), 0});
   }
   static int64_t version(const at::Tensor& t) { return t._version(); }
 
@@ -250,7 +250,7 @@ class recorder {
   void add_outside(const at::Tensor& t, role from, std::size_t position, const std::string& name);
 
   /// Adds a tensor that was not announced: the module keeps it in another place, or made it outside the dispatcher.
-  void add_unknown(const std::string& op, const at::Tensor& t);
+  void add_unannounced(const std::string& op, const at::Tensor& t);
 
   /// After the step: an unknown tensor that only the recorder still holds was made for this step, and its contents become a
   /// constant. Any other one belongs to the module, which may replace it.
@@ -263,7 +263,7 @@ class recorder {
 
   /// If the first use of an `empty` tensor is a read, it was filled by hand (`torch::tensor`, `data_ptr`): its contents are a
   /// constant.
-  void freeze_raw_filled(const traced_call& c, const std::vector<at::Tensor>& tensors);
+  void freeze_filled_by_hand(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
   void check(const std::string& op, const at::Tensor& t) const;
 
@@ -281,7 +281,7 @@ class recorder {
   /// refused.
   /// @return true if the call gives a number that may differ between steps and is known before each step
   /// @throws cannot_capture if no plan can contain the call
-  bool refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const;
+  bool classify_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const;
 
   /// True if the backward asks whether values of the forward are zero.
   bool asks_for_zeros(const traced_call& c) const;
@@ -290,7 +290,7 @@ class recorder {
   bool has_real_values(const at::Tensor& t) const { return real_values_[index_.at(storage_of(t))] && has_data(t); }
 
   /// True if values of a result may be needed during the capture.
-  bool kept(at::ScalarType type, std::size_t bytes, bool real_values) const {
+  bool keeps_values(at::ScalarType type, std::size_t bytes, bool real_values) const {
     return (real_values || at::isIntegralType(type, true)) && bytes <= value_limit();
   }
   /// Values of more bytes are freed. A step that is only recorded keeps more, because no other values can answer its questions.
@@ -303,7 +303,7 @@ class recorder {
                bool real_values, bool constant);
 
   /// Replaces the arguments of a call by its known results.
-  void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again);
+  void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& repeated);
 
   /// Saves a small constant before a kernel writes it: the step may still continue eagerly. Other data are made again then.
   /// @param real_values the kernel writes the values of the step
@@ -324,15 +324,22 @@ class recorder {
     const auto whole = bytes_of(t);
     saved_.insert({storage_of(t), {whole, whole.clone()}});
   }
+  /// Adds a storage that a call has made.
+  /// @param name        of the operator that the module calls
+  /// @param real_values all operands have the values of the step
+  /// @param constant    all operands are constants
+  void add_result_storage(const traced_call& c, const std::string& name, const at::Tensor& t, bool real_values, bool constant);
+  /// After a call: storages that it has written, or whose data are gone, may no longer have the values of the step.
+  void forget_changed_values(const traced_call& c, bool real_values);
   /// Releases the oldest kept values until the rest takes at most `value_limit()` bytes. A question about a released value is
   /// answered by calls that run ahead of the plan.
   void limit_kept();
   /// Updates the contents of a storage after a call: constants stay constants only if they are small and written from constants.
-  void settle(c10::StorageImpl* s, bool constant, bool real_values);
-  void let_go(c10::StorageImpl* s) const {
+  void update_contents(c10::StorageImpl* s, bool constant, bool real_values);
+  void release_or_hide(c10::StorageImpl* s) const {
     if (log_ != nullptr && (log_->is_pinned(s) || log_->is_exposed(s))) return;
     const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // the data cannot be made again
-    repeats_ || by_hand || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s);
+    repeats_ || by_hand || (log_ != nullptr && log_->holds_ahead_data(s)) ? hide(s) : release(s);
   }
 
   trace trace_;
@@ -346,29 +353,30 @@ class recorder {
   std::vector<bool> of_forward_;   ///< per storage: there with these values when the forward ends, or derived from such storages
   std::vector<std::size_t> calculable_;  ///< calls whose operands all have real values
   std::vector<question> asked_;
-  std::vector<bool> raw_;                                                     ///< per storage: made by `empty`, and not used yet
-  std::unordered_map<c10::TensorImpl*, at::Tensor> whole_;                    ///< tensors from outside
-  std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unknown_;  ///< unannounced storages, and their contents
+  std::vector<bool> uninitialized_;                                   ///< per storage: made by `empty`, and not used yet
+  std::unordered_map<c10::TensorImpl*, at::Tensor> outside_tensors_;  ///< tensors from outside
+  std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unannounced_;  ///< unannounced storages, and their contents
   /// Storages from outside that were written: their bytes, and the contents before.
   std::unordered_map<c10::StorageImpl*, std::pair<at::Tensor, at::Tensor>> saved_;
-  struct written_outside {
+  struct watched_tensor {
     at::Tensor tensor;
     index_t slot;
     int64_t start, forward;  ///< versions
   };
-  std::vector<written_outside> outside_;
+  std::vector<watched_tensor> watched_;
   std::unordered_map<c10::TensorImpl*, std::size_t> ids_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> met_;  ///< keeps addresses, not the memory
   std::optional<draw_log> draws_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> references_;
   c10::Device device_;
-  call_log* log_ = nullptr;  ///< of the training step; null: it runs for the recording only
-  bool may_assume_ = false;  ///< the backward may take values of the forward for zeros, as the step has a graph as fallback
-  bool repeats_ = false;     ///< the call has been recorded before, and its operands may have data
+  call_log* log_ = nullptr;       ///< of the training step; null: it runs for the recording only
+  bool may_assume_zero_ = false;  ///< the backward may take values of the forward for zeros, as the step has a graph as fallback
+  bool repeats_ = false;          ///< the call has been recorded before, and its operands may have data
   std::size_t inputs_ = 0;
   std::vector<at::Tensor> values_;
-  std::unordered_set<const c10::StorageImpl*> trained_;  ///< storages of values that require a gradient and were made elsewhere
-  uint64_t began_ = at::sequence_number::peek();         ///< number of the first autograd node of the step
+  std::unordered_set<const c10::StorageImpl*>
+      trained_storages_;                               ///< storages of values that require a gradient and were made elsewhere
+  uint64_t first_node_ = at::sequence_number::peek();  ///< number of the first autograd node of the step
   struct mask_positions {
     at::Tensor mask;
     std::vector<int64_t> sizes;  ///< of a tensor that is indexed as if flat; empty: one list per dimension
@@ -380,7 +388,7 @@ class recorder {
     }
   };
   std::vector<mask_positions> positions_;
-  std::unordered_set<c10::OperatorName> tried_;  ///< see `try_on_values`
+  std::unordered_set<c10::OperatorName> tried_operators_;  ///< see `try_on_values`
 };
 
 }  // namespace remat::pytorch::detail

@@ -12,7 +12,7 @@
 
 namespace remat::pytorch::detail {
 
-traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& again,
+traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& repeated,
                                 std::vector<at::Tensor>& tensors) {
   const auto& schema = op.schema();
   const auto n = schema.arguments().size();
@@ -29,22 +29,23 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
       check(schema.name(), t);
       if (trained_elsewhere(t)) {
         add_value(t, schema.name());
-        trained_.insert(storage_of(t));
+        trained_storages_.insert(storage_of(t));
       } else if (!index_.count(storage_of(t))) {
-        add_unknown(schema.name(), t);
+        add_unannounced(schema.name(), t);
       }
-      if (written && trained_.count(storage_of(t)))
+      if (written && trained_storages_.count(storage_of(t)))
         refuse(schema.name(), "writes a tensor that requires a gradient and was made before the forward");
-      const bool needs = again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
+      const bool needs =
+          repeated.original != nullptr ? repeated.original->operands.at(c.operands.size()).requires_grad : t.requires_grad();
       c.operands.push_back({static_cast<int>(i), element, view_of(t), written, id_of(t), needs});
       tensors.push_back(t);
     });
     c.arguments.push_back(without_tensors(argument));
   }
-  if (again.before != nullptr) {
-    c.line = again.before->line;
-    c.numbers = again.before->numbers;
-    c.caught = again.before->caught;
+  if (repeated.original != nullptr) {
+    c.line = repeated.original->line;
+    c.numbers = repeated.original->numbers;
+    c.catchable = repeated.original->catchable;
   } else if (line_of_caller != nullptr && trace_.backward == 0) {
     c.line = line_of_caller();
   }
@@ -52,7 +53,7 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
 }
 
 void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
-                          const repeated_call& again) {
+                          const repeated_call& repeated) {
   const auto& name = c.op.schema().name();
   at::Generator own;
   for (const auto& a : c.arguments)
@@ -62,10 +63,11 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
   for (const auto& o : c.operands)
     if (o.written)
       refuse(name, own.defined() ? "draws in place " + other : "writes what depends on values of the step, even its size");
-  if (again.before != nullptr) {
-    replace_from(stack, first, *again.results);
+  if (repeated.original != nullptr) {
+    replace_from(stack, first, *repeated.results);
   } else {
-    const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
+    const bool there =
+        std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return is_outside(t) && is_readable(t); });
     if (!there && !run_ahead(tensors)) refuse(name, std::string("depends on values") + not_ahead);
     run_on_values(c, stack, tensors);
   }
@@ -86,16 +88,17 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
 }
 
 std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::torch::jit::Stack& stack,
-                                                            const std::vector<at::Tensor>& tensors, const repeated_call& again) {
+                                                            const std::vector<at::Tensor>& tensors,
+                                                            const repeated_call& repeated) {
   const auto argument = takes_masks(c.op);
   const bool forward = trace_.backward == 0;
   if (argument < 0 || (forward && (log_ == nullptr || !needs_positions(c, tensors)))) return std::nullopt;
   std::vector<at::Tensor> masks;
-  c.told = true;
+  c.masks_known = true;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (c.operands[i].at != argument || !is_mask(tensors[i])) continue;
     masks.push_back(tensors[i]);
-    c.told = c.told && has_real_values(tensors[i]);
+    c.masks_known = c.masks_known && has_real_values(tensors[i]);
   }
   if (masks.empty()) return std::nullopt;
   const auto first = stack.size() - c.arguments.size();
@@ -110,18 +113,19 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
     if (std::any_of(masks.begin(), masks.end(), [&](const auto& m) { return known(m) == positions_.end(); })) return std::nullopt;
   } else {
     std::size_t given = 0;
-    if (again.before == nullptr && !c.told && !run_ahead(masks))
+    if (repeated.original == nullptr && !c.masks_known && !run_ahead(masks))
       refuse(c.op.schema().name(), std::string("takes a mask") + not_ahead);
     for (const auto& m : masks) {
       std::erase_if(positions_, [&](const auto& p) { return p.of(m, sizes); });
       positions_.push_back({m, sizes, {}});
       auto& lists = positions_.back().lists;
-      if (again.before == nullptr) {
+      if (repeated.original == nullptr) {
         lent_memory shown;
         shown.fill(m);
         lists = positions_in(m, c.op, arguments);
       }
-      for (auto j = flat ? 1 : m.dim(); j > 0 && again.before != nullptr; --j) lists.push_back(again.positions->at(given++));
+      for (auto j = flat ? 1 : m.dim(); j > 0 && repeated.original != nullptr; --j)
+        lists.push_back(repeated.positions->at(given++));
       for (const auto& list : lists) c.positions.push_back(add_value(list, c.op.schema().name()));
     }
   }
@@ -163,7 +167,7 @@ void recorder::mark_hidden_writes(traced_call& c) const {
 }
 
 void recorder::run_on_values(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) const {
-  const weights_there lent(stack);
+  const lent_weights lent(stack);
   c.op.callBoxed(&stack);
   for (const auto& t : tensors)
     if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
@@ -185,7 +189,7 @@ void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& st
   if (c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || distrusts_results(c.op)) return;
   if (std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; })) return;
   if (std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_memory(t); })) return;
-  if (!tried_.insert(c.op.operator_name()).second) return;
+  if (!tried_operators_.insert(c.op.operator_name()).second) return;
   auto made_up = values_from(stack, stack.size() - c.arguments.size());
   auto real = made_up;
   run_on_made_up(c, made_up, tensors);
@@ -200,7 +204,7 @@ void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& st
   if (!std::equal(a.begin(), a.end(), b.begin(), b.end(), same_places)) require_kernel_geometry(c.op);
 }
 
-bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {
+bool recorder::classify_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {
   const auto& name = c.op.schema().name();
   if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
   if (c.ahead) return false;
@@ -216,7 +220,7 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
   for (std::size_t i = 0; i < tensors.size(); ++i)
     ask = ask || contents_[c.operands[i].view.value] != contents::constant || !has_memory(tensors[i]);
   if (ask && asks_for_zeros(c)) {
-    c.assumed = true;
+    c.assumes_zero = true;
     return false;
   }
   const bool forward = trace_.backward == 0;
@@ -230,7 +234,7 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
 
 bool recorder::asks_for_zeros(const traced_call& c) const {
   const auto& name = c.op.schema().name();
-  if (!may_assume_ || trace_.backward == 0 || (name != "aten::_local_scalar_dense" && name != "aten::nonzero")) return false;
+  if (!may_assume_zero_ || trace_.backward == 0 || (name != "aten::_local_scalar_dense" && name != "aten::nonzero")) return false;
   const auto node = ::torch::autograd::get_current_node();
   if (!node || is_foreign(*node)) return false;  // other code may do anything with a wrong number
   const auto& view = c.operands.front().view;
@@ -240,7 +244,7 @@ bool recorder::asks_for_zeros(const traced_call& c) const {
 void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
                        bool real_values, bool constant) {
   if (only_checks(c) && !constant) return stack.resize(first);  // a check of made-up numbers is void
-  if (c.assumed) return run_on_zeros(c.op, stack);
+  if (c.assumes_zero) return run_on_zeros(c.op, stack);
   const bool no_values = !real_values && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
     return o.written && !statistics && contents_[o.view.value] != contents::hollow;
@@ -259,14 +263,14 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     c.draws = draws_->note(call, before, made_up ? draws_->pass(before, key ? *key : std::to_string(call)) : draws_->state());
   };
   const auto looked_at = [&](const known_results& r) {
-    return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, real_values); });
+    return r.any_made([&](auto type, auto bytes) { return keeps_values(type, bytes, real_values); });
   };
   auto known = key ? find_known(*key) : nullptr;
   if (key && !known)
     if (auto results = deduced(c, tensors); results && !looked_at(*results)) known = remember(*key, std::move(*results));
   if (known) {
-    replace_from(stack, first, known->over(tensors));
-    if (known->drew) drawn();
+    replace_from(stack, first, known->made_for(tensors));
+    if (known->draws) drawn();
     return;
   }
   if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // only shares memory
@@ -276,13 +280,13 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
   if (seeded && (by_values || !same_bytes(before, draws_->state()))) drawn();
   if (!key || geometry_key(c, tensors) != key) return;
   known_results results(tensors, values_from(stack, first));
-  results.drew = c.draws.has_value();
+  results.draws = c.draws.has_value();
   if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
 }
 
-void recorder::repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again) {
-  replace_from(stack, first, *again.results);
-  if (!again.before->draws) return;
+void recorder::repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& repeated) {
+  replace_from(stack, first, *repeated.results);
+  if (!repeated.original->draws) return;
   const auto before = draws_->state();
   const auto call = trace_.calls.size();
   c.draws = draws_->note(call, before, draws_->pass(before, std::to_string(call)));

@@ -23,20 +23,20 @@ bool recorder::trained_elsewhere(const at::Tensor& t) const {
   const auto k = trace_.storages[known->second].slot;  // that of the parameter, for its views
   if (k == none || trace_.slots[k].from != role::input) return false;
   const auto& node = t.grad_fn();
-  return !node || node->thread_id() != at::RecordFunction::currentThreadId() || node->sequence_nr() < began_;
+  return !node || node->thread_id() != at::RecordFunction::currentThreadId() || node->sequence_nr() < first_node_;
 }
 
 std::vector<at::Tensor> recorder::differentiable_values() const {
   std::vector<at::Tensor> list;
   for (const auto& t : values_) {
-    const bool to_the_end = t.requires_grad() && (t.is_leaf() || trained_.count(storage_of(t)) > 0);
+    const bool to_the_end = t.requires_grad() && (t.is_leaf() || trained_storages_.count(storage_of(t)) > 0);
     list.push_back(to_the_end ? t : at::Tensor());
   }
   return list;
 }
 
 void recorder::note_versions() {
-  for (const auto& o : outside_) {
+  for (const auto& o : watched_) {
     const auto now = version(o.tensor);
     if (now == o.start) continue;
     trace_.written.push_back({o.slot, o.forward - o.start, now - o.forward});
@@ -53,7 +53,7 @@ index_t recorder::add(const at::Tensor& t, contents known) {
   origin.device = t.device();
   trace_.storages.push_back(std::move(origin));
   contents_.push_back(known);
-  raw_.push_back(false);
+  uninitialized_.push_back(false);
   real_values_.push_back(false);
   of_forward_.push_back(trace_.backward == 0);
   return s;
@@ -72,7 +72,7 @@ void recorder::add_outside(const at::Tensor& t, role from, std::size_t position,
   check(name, t);
   const auto known = index_.find(storage_of(t));
   // A tensor that shares its memory with an earlier one is identified by its geometry.
-  if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
+  if (known == index_.end()) outside_tensors_.emplace(t.unsafeGetTensorImpl(), t);
   const bool memory = known != index_.end() || has_memory(t);
   const auto s = known != index_.end() ? known->second : add(t, memory ? contents::outside : contents::hollow);
   const auto k = add_slot(t, s, from, position, name);
@@ -82,22 +82,22 @@ void recorder::add_outside(const at::Tensor& t, role from, std::size_t position,
   if (!memory) hide(storage_of(t));
 }
 
-void recorder::add_unknown(const std::string& op, const at::Tensor& t) {
+void recorder::add_unannounced(const std::string& op, const at::Tensor& t) {
   if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters or arguments");
   add_outside(t, role::found, 0, "tensor of " + op);
   std::optional<content> copy;
   if (!storage_of(t)->resizable()) copy = content_of(t.storage());  // its owner may free this memory
-  unknown_.insert({index_.at(storage_of(t)), {t, std::move(copy)}});
+  unannounced_.insert({index_.at(storage_of(t)), {t, std::move(copy)}});
 }
 
 void recorder::freeze_if_temporary(index_t s) {
-  const auto found = unknown_.find(s);
-  if (found == unknown_.end()) return;
+  const auto found = unannounced_.find(s);
+  if (found == unannounced_.end()) return;
   auto t = std::exchange(found->second.first, {});
-  whole_.erase(t.unsafeGetTensorImpl());
+  outside_tensors_.erase(t.unsafeGetTensorImpl());
   auto& slot = trace_.slots[trace_.storages[s].slot];
-  auto watched = std::find_if(outside_.begin(), outside_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
-  if (watched != outside_.end()) watched->tensor.reset();
+  auto watched = std::find_if(watched_.begin(), watched_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
+  if (watched != watched_.end()) watched->tensor.reset();
   const auto saved = saved_.find(storage_of(t));
   const auto logged = references_.find(t.unsafeGetTensorImpl());
   const auto count = t.use_count() - (logged != references_.end() ? logged->second : 0);
@@ -109,20 +109,20 @@ void recorder::freeze_if_temporary(index_t s) {
   if (temporary) {
     const auto& as_found = saved != saved_.end() ? saved->second.second : t;
     freeze(slot, found->second.second ? std::move(*found->second.second) : content_of(as_found.storage()));
-    if (watched != outside_.end()) outside_.erase(watched);
+    if (watched != watched_.end()) watched_.erase(watched);
   } else {
     slot.position = trace_.found.size();
-    if (watched != outside_.end()) watched->tensor = t;
+    if (watched != watched_.end()) watched->tensor = t;
     trace_.found.push_back(std::move(t));
   }
 }
 
-void recorder::freeze_raw_filled(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+void recorder::freeze_filled_by_hand(const traced_call& c, const std::vector<at::Tensor>& tensors) {
   const bool view = is_view(c.op);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto s = c.operands[i].view.value;
-    if (!raw_[s] || view || reads_only_geometry(c.op)) continue;
-    raw_[s] = false;
+    if (!uninitialized_[s] || view || reads_only_geometry(c.op)) continue;
+    uninitialized_[s] = false;
     if (c.operands[i].written && overwrites(c.op)) continue;
     const auto& t = tensors[i];
     if (storage_of(t)->nbytes() == 0) continue;
@@ -139,7 +139,7 @@ void recorder::check(const std::string& op, const at::Tensor& t) const {
     refuse(op, "meets a tensor on " + t.device().str() + ", the step runs on " + device_.str());
 }
 
-void recorder::settle(c10::StorageImpl* s, bool constant, bool real_values) {
+void recorder::update_contents(c10::StorageImpl* s, bool constant, bool real_values) {
   auto& known = contents_[index_.at(s)];
   if (known == contents::outside || known == contents::hollow) return;
   if (known == contents::constant && constant && s->nbytes() <= constant_limit) return;
@@ -148,7 +148,7 @@ void recorder::settle(c10::StorageImpl* s, bool constant, bool real_values) {
     return hide(s);
   }
   known = contents::hollow;
-  let_go(s);
+  release_or_hide(s);
 }
 
 }  // namespace remat::pytorch::detail

@@ -26,14 +26,14 @@ class resumed_recording {
   /// @param common   candidate with the same calls so far, which are in `log`
   /// @param versions versions before the forward of tensors from outside that these calls may have written
   /// @return null if the step cannot be recorded now; nothing has changed then
-  static std::unique_ptr<resumed_recording> begin(const step_request& what, const std::vector<at::Tensor>& inputs,
+  static std::unique_ptr<resumed_recording> begin(const step_request& request, const std::vector<at::Tensor>& inputs,
                                                   const candidate& common, const std::shared_ptr<call_log>& log,
                                                   const std::vector<std::pair<at::Tensor, int64_t>>& versions);
   ~resumed_recording();
 
   void call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
   /// Call this in a handler: the forward has thrown. @throws cannot_capture if the cause is a call that cannot be recorded
-  void stopped();
+  void note_exception();
   /// Records the backward.
   /// @throws cannot_capture if the step cannot be recorded
   trace finish(const std::vector<at::Tensor>& returned);

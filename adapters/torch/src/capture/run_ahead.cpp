@@ -32,16 +32,16 @@ bool only_views(const call_log::entry& c) { return is_view(c.op) && is_native(c.
 }  // namespace
 
 /// Notes the storages of calls that were added since the last time.
-void call_log::look() {
-  for (; looked_ < calls_.size(); ++looked_) {
-    const auto& c = calls_[looked_];
+void call_log::note_storages() {
+  for (; noted_ < calls_.size(); ++noted_) {
+    const auto& c = calls_[noted_];
     each_storage(c.arguments, [&](const c10::Storage& s) {
       storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, true, false, true});
     });
     each_storage(c.results, [&](const c10::Storage& s) {
-      const auto [known, fresh] = storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, false, c.done, c.done});
-      known->second.results_of.push_back(looked_);
-      if (fresh && c.done) stay_.push_back(known->first);
+      const auto [known, fresh] = storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, false, c.has_run, c.has_run});
+      known->second.results_of.push_back(noted_);
+      if (fresh && c.has_run) staying_.push_back(known->first);
     });
   }
 }
@@ -54,7 +54,7 @@ bool call_log::has_to_run(const entry& c) const {
     const auto& known = storages_.at(s.unsafeGetStorageImpl());
     gone = gone || (!known.outside && !known.stays);
   });
-  return !c.done || gone;
+  return !c.has_run || gone;
 }
 
 /// True if all calls that have not run have the data of their operands, or make them.
@@ -65,7 +65,7 @@ bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
     const auto known = storages_.find(s.unsafeGetStorageImpl());
     found = found && (known == storages_.end() || known->second.real || made.count(s.unsafeGetStorageImpl()));
   };
-  for (auto i = ahead_; i < calls_.size(); ++i) {
+  for (auto i = run_ahead_count_; i < calls_.size(); ++i) {
     const auto& c = calls_[i];
     if (only_views(c)) continue;
     if (has_to_run(c)) each_storage(c.arguments, need);
@@ -78,12 +78,12 @@ bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
 /// Makes all calls run again.
 void call_log::begin_anew() {
   show_before();
-  for (auto& w : written_) w.now.reset();
-  for (const auto& a : std::exchange(aside_, {})) a.put_back();
-  for (const auto& k : kept_) k.put_back();
+  for (auto& w : written_outside_) w.now.reset();
+  for (const auto& a : std::exchange(set_aside_, {})) a.put_back();
+  for (const auto& k : saved_) k.put_back();
   for (auto& [impl, s] : storages_) s.real = s.outside || s.stays;
-  made_.clear();
-  ahead_ = 0;
+  ahead_data_.clear();
+  run_ahead_count_ = 0;
 }
 
 /// Storages whose data must stay: `wanted`, pinned storages, and storages of the last calls, which code other than Python may use
@@ -93,7 +93,7 @@ std::unordered_set<const c10::StorageImpl*> call_log::used_lately(const std::vec
   const auto add = [&](const c10::Storage& s) { list.insert(s.unsafeGetStorageImpl()); };
   for (const auto& t : wanted) add(t.storage());
   for (const auto& s : pinned_) add(s);
-  for (auto i = calls_.size() - std::min(window_, calls_.size()); i < calls_.size(); ++i) {
+  for (auto i = calls_.size() - std::min(recent_calls_, calls_.size()); i < calls_.size(); ++i) {
     each_storage(calls_[i].arguments, add);
     each_storage(calls_[i].results, add);
   }
@@ -124,7 +124,7 @@ void each_written(const traced_call& c, const call_log::entry& e, F f) {
 /// True if a call that has not run writes a weight whose memory is elsewhere.
 bool call_log::writes_elsewhere(const std::vector<traced_call>& calls) const {
   bool found = false;
-  for (auto i = ahead_; i < calls_.size(); ++i)
+  for (auto i = run_ahead_count_; i < calls_.size(); ++i)
     each_written(calls[calls_[i].call], calls_[i], [&](const at::Tensor& t) {
       const auto& s = storages_.at(storage_of(t));
       found = found || (s.outside && s.storage.nbytes() > 0 && !has_data(t));
@@ -137,92 +137,113 @@ void call_log::save_written(const traced_call& c, const entry& e) {
   each_written(c, e, [&](const at::Tensor& t) {
     const auto& s = storages_.at(storage_of(t));
     const auto same = [&](const auto& x) { return x.storage.unsafeGetStorageImpl() == storage_of(t); };
-    if (s.outside && std::none_of(written_.begin(), written_.end(), same))
-      written_.push_back({s.storage, bytes_of(t).clone(), {}});
-    if (s.stays && std::none_of(kept_.begin(), kept_.end(), same)) {  // no entry is stale here
-      kept_.push_back({s.storage, bytes_of(t).clone()});
-      ++stale_;
+    if (s.outside && std::none_of(written_outside_.begin(), written_outside_.end(), same))
+      written_outside_.push_back({s.storage, bytes_of(t).clone(), {}});
+    if (s.stays && std::none_of(saved_.begin(), saved_.end(), same)) {  // no entry is stale here
+      saved_.push_back({s.storage, bytes_of(t).clone()});
+      ++first_stale_;
     }
   });
 }
 
-bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted) {
-  if (is_any_touched()) return false;
-  look();
-  if (writes_elsewhere(calls)) return false;
-  make_room();
-  const plain_kernels kernels;
-  const auto now = generator_.now();
-  const auto hide_again = [](const known_storage& s) {  // outside ones: only if the weight is elsewhere
-    auto* impl = s.storage.unsafeGetStorageImpl();
-    if (s.outside ? !impl->throw_on_immutable_data_ptr() && impl->nbytes() > 0 && impl->data() == nullptr : !s.stays)
-      detail::hide(impl);
-  };
+/// Hides the memory of a storage again, if the module must not read it. Memory from outside is hidden only if it is that of a
+/// weight whose memory is elsewhere.
+void call_log::hide_again(const known_storage& s) {
+  auto* impl = s.storage.unsafeGetStorageImpl();
+  if (s.outside ? !impl->throw_on_immutable_data_ptr() && impl->nbytes() > 0 && impl->data() == nullptr : !s.stays)
+    detail::hide(impl);
+}
+
+/// Makes all data those after the last call that has run ahead.
+void call_log::restore_ahead() {
   for (const auto* impl : std::exchange(shown_, {})) hide_again(storages_.at(impl));
-  for (const auto& a : std::exchange(aside_, {})) a.put_back();
-  for (const auto& w : written_)
+  for (const auto& a : std::exchange(set_aside_, {})) a.put_back();
+  for (const auto& w : written_outside_)
     if (w.now.defined()) saved_storage{w.storage, w.now}.put_back();
-  for (; stale_ < kept_.size(); ++stale_) kept_[stale_].put_back();
-  for (const auto* impl : stay_) {
+  for (; first_stale_ < saved_.size(); ++first_stale_) saved_[first_stale_].put_back();
+  for (const auto* impl : staying_) {
     auto& s = storages_.at(impl);
     if (!s.stays) continue;
     s.storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
     if (s.storage.nbytes() > 0 && impl->data() == nullptr) s.stays = s.real = false;  // too large to be kept
   }
-  if (!has_operands(wanted)) {
-    begin_anew();
-    window_ *= 4;
-  }
+}
 
-  const auto later = used_lately(wanted);
-  std::unordered_map<const c10::StorageImpl*, std::size_t> last;
-  for (auto i = ahead_; i < calls_.size(); ++i) {
-    const auto use = [&](const c10::Storage& s) { last[s.unsafeGetStorageImpl()] = i; };
-    each_storage(calls_[i].arguments, use);
-    each_storage(calls_[i].results, use);
-  }
-  for (const auto& [impl, call] : last) storages_.at(impl).storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+/// Frees the data of a storage that calls have made ahead, unless they are needed.
+/// @return the freed bytes
+std::size_t call_log::free_ahead_data(known_storage& s, const std::unordered_set<const c10::StorageImpl*>& needed) {
+  auto* impl = s.storage.unsafeGetStorageImpl();
+  if (s.outside || s.stays || !s.real || needed.count(impl) || is_held(s)) return 0;
+  s.real = false;
+  ahead_data_.erase(impl);
+  const auto bytes = s.storage.nbytes();
+  release(impl);
+  return bytes;
+}
+
+/// Runs the calls that have not run ahead, in order. Frees data that no later one of them uses.
+/// @param last_use per storage, the last of these calls that uses it
+/// @param needed   storages whose data stay
+void call_log::run_pending(const std::vector<traced_call>& calls,
+                           const std::unordered_map<const c10::StorageImpl*, std::size_t>& last_use,
+                           const std::unordered_set<const c10::StorageImpl*>& needed) {
   std::size_t live = 0, freed = 0;
-  const auto let_go = [&](known_storage& s) {
-    if (s.outside || s.stays || !s.real || later.count(s.storage.unsafeGetStorageImpl()) || is_held(s)) return;
-    s.real = false;
-    made_.erase(s.storage.unsafeGetStorageImpl());
-    freed += s.storage.nbytes();
-    release(s.storage.unsafeGetStorageImpl());
-  };
-  const std::vector<const c10::StorageImpl*> before_these(made_.begin(), made_.end());
+  const std::vector<const c10::StorageImpl*> before_these(ahead_data_.begin(), ahead_data_.end());
   for (const auto* impl : before_these) {
     auto& s = storages_.at(impl);
-    if (!last.count(impl)) let_go(s);
+    if (!last_use.count(impl)) freed += free_ahead_data(s, needed);
     live += s.real ? s.storage.nbytes() : 0;
   }
-  generator_.set(ahead_ > 0 ? place_ : generator_.start());
-  const auto before = freed;
-  for (; ahead_ < calls_.size(); ++ahead_) {
-    const auto& c = calls_[ahead_];
+  generator_.set(run_ahead_count_ > 0 ? ahead_state_ : generator_.start());
+  const auto freed_before = freed;
+  for (; run_ahead_count_ < calls_.size(); ++run_ahead_count_) {
+    const auto& c = calls_[run_ahead_count_];
     if (has_to_run(c)) {
       save_written(calls[c.call], c);
-      if (!c.state.empty()) generator_.set(c.state);
+      if (!c.set_state.empty()) generator_.set(c.set_state);
       run(c);
       each_storage(c.results, [&](const c10::Storage& s) {
         auto& known = storages_.at(s.unsafeGetStorageImpl());
         if (!known.real) live += s.nbytes();
         known.real = true;
-        if (!known.outside && !known.stays) made_.insert(s.unsafeGetStorageImpl());
+        if (!known.outside && !known.stays) ahead_data_.insert(s.unsafeGetStorageImpl());
       });
-      most_ahead_ = std::max(most_ahead_, live - (freed - before));
+      peak_ahead_ = std::max(peak_ahead_, live - (freed - freed_before));
     }
-    const auto end = [&](const c10::Storage& s) {
-      if (last.at(s.unsafeGetStorageImpl()) == ahead_) let_go(storages_.at(s.unsafeGetStorageImpl()));
+    const auto end_use = [&](const c10::Storage& s) {
+      auto* impl = s.unsafeGetStorageImpl();
+      if (last_use.at(impl) == run_ahead_count_) freed += free_ahead_data(storages_.at(impl), needed);
     };
-    each_storage(c.arguments, end);
-    each_storage(c.results, end);
+    each_storage(c.arguments, end_use);
+    each_storage(c.results, end_use);
   }
-  place_ = generator_.now();
-  generator_.set(now);
+  ahead_state_ = generator_.current_state();
   note_freed(static_cast<bytes_t>(freed));
-  for (auto& w : written_) w.now = bytes_over(w.storage).clone();
-  for (const auto& [impl, call] : last) hide_again(storages_.at(impl));
+}
+
+bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted) {
+  if (is_any_touched()) return false;
+  note_storages();
+  if (writes_elsewhere(calls)) return false;
+  make_room();
+  const plain_kernels kernels;
+  const auto state_before = generator_.current_state();
+  restore_ahead();
+  if (!has_operands(wanted)) {
+    begin_anew();
+    recent_calls_ *= 4;
+  }
+  std::unordered_map<const c10::StorageImpl*, std::size_t> last_use;
+  for (auto i = run_ahead_count_; i < calls_.size(); ++i) {
+    const auto use = [&](const c10::Storage& s) { last_use[s.unsafeGetStorageImpl()] = i; };
+    each_storage(calls_[i].arguments, use);
+    each_storage(calls_[i].results, use);
+  }
+  for (const auto& [impl, call] : last_use) storages_.at(impl).storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  run_pending(calls, last_use, used_lately(wanted));
+  generator_.set(state_before);
+  for (auto& w : written_outside_) w.now = bytes_over(w.storage).clone();
+  for (const auto& [impl, call] : last_use) hide_again(storages_.at(impl));
   for (const auto& s : hidden_) detail::hide(s.unsafeGetStorageImpl());
   for (const auto& s : pinned_) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
   for (const auto& t : wanted) {
@@ -252,40 +273,41 @@ bool call_log::try_kernel(const std::vector<traced_call>& calls, const c10::Oper
         detail::hide(storage_of(t));
     }
   });
-  const weights_there lent(arguments);
+  const lent_weights lent(arguments);
   op.callBoxed(&arguments);
   return true;
 }
 
 void call_log::show_before() const {
-  for (const auto& w : written_) saved_storage{w.storage, w.before}.put_back();
+  for (const auto& w : written_outside_) saved_storage{w.storage, w.before}.put_back();
 }
 
 bool call_log::set_aside(const at::Tensor& t, bool leave) {
   const auto known = storages_.find(storage_of(t));
-  if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(storage_of(t)))
+  if (run_ahead_count_ == 0 || known == storages_.end() || known->second.outside || !known->second.real ||
+      is_pinned(storage_of(t)))
     return false;
   if (storage_of(t)->nbytes() == 0) return true;
   const auto gone = [&](const auto& a) { return a.of(t); };
-  if (std::any_of(aside_.begin(), aside_.end(), gone)) return true;
+  if (std::any_of(set_aside_.begin(), set_aside_.end(), gone)) return true;
   if (leave) {
     lent_memory shown;
     shown.fill(t);
-    aside_.push_back({t.storage(), bytes_of(t).clone()});
+    set_aside_.push_back({t.storage(), bytes_of(t).clone()});
     return true;
   }
   auto empty = hollow_storage(storage_of(t)->nbytes(), t.device());
   storage_of(t)->clear_data_ptr_access_error_msg_();
   empty.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
   empty.unsafeGetStorageImpl()->set_data_ptr_noswap(storage_of(t)->set_data_ptr(c10::DataPtr(nullptr, t.device())));
-  aside_.push_back({t.storage(), bytes_over(empty)});
+  set_aside_.push_back({t.storage(), bytes_over(empty)});
   detail::hide(storage_of(t));
   return true;
 }
 
-bool call_log::has_made(const c10::StorageImpl* s) const {
+bool call_log::holds_ahead_data(const c10::StorageImpl* s) const {
   const auto known = storages_.find(s);
-  return ahead_ > 0 && known != storages_.end() && known->second.real;
+  return run_ahead_count_ > 0 && known != storages_.end() && known->second.real;
 }
 
 bool call_log::is_pinned(const c10::StorageImpl* s) const {
@@ -298,7 +320,7 @@ void call_log::give_back() {
   if (storages_.empty()) return;
   const plain_kernels kernels;
   show_before();
-  for (const auto& a : std::exchange(aside_, {})) a.put_back();
+  for (const auto& a : std::exchange(set_aside_, {})) a.put_back();
   bytes_t freed = 0;
   for (auto& [impl, s] : std::exchange(storages_, {})) {
     if (s.outside || s.stays || !s.real || is_pinned(impl)) continue;
@@ -310,11 +332,11 @@ void call_log::give_back() {
 }
 
 void call_log::forget_ahead() {
-  written_.clear();
+  written_outside_.clear();
   shown_.clear();
-  stay_.clear();
-  made_.clear();
-  ahead_ = looked_ = 0;
+  staying_.clear();
+  ahead_data_.clear();
+  run_ahead_count_ = noted_ = 0;
 }
 
 void call_log::give_back_constants(const std::vector<traced_call>& calls) {
@@ -325,17 +347,17 @@ void call_log::give_back_constants(const std::vector<traced_call>& calls) {
     });
   bytes_t freed = 0;
   for (const auto& c : calls_) {
-    if (!c.done || !calls[c.call].constant) continue;
+    if (!c.has_run || !calls[c.call].constant) continue;
     each_storage(c.results, [&](const c10::Storage& s) {
       auto* impl = s.unsafeGetStorageImpl();
       if (stay.count(impl)) return;
-      std::erase_if(kept_, [&](const auto& k) { return k.storage.unsafeGetStorageImpl() == impl; });
+      std::erase_if(saved_, [&](const auto& k) { return k.storage.unsafeGetStorageImpl() == impl; });
       impl->clear_data_ptr_access_error_msg_();
       if (impl->data() != nullptr) freed += static_cast<bytes_t>(impl->nbytes());
       release(impl);
     });
   }
-  stale_ = std::min(stale_, kept_.size());
+  first_stale_ = std::min(first_stale_, saved_.size());
   note_freed(freed);
 }
 

@@ -13,7 +13,7 @@ bool same_tensor(const trace& x, const traced_tensor& a, const trace& y, const t
   const auto &v = a.view, &w = b.view;
   return a.at == b.at && a.element == b.element && a.tensor == b.tensor && a.requires_grad == b.requires_grad &&
          v.value == w.value && v.sizes == w.sizes && v.strides == w.strides && v.dtype == w.dtype && v.conj == w.conj &&
-         v.neg == w.neg && v.offset - start(x, v.value) == w.offset - start(y, w.value);
+         v.neg == w.neg && v.offset - slot_offset(x, v.value) == w.offset - slot_offset(y, w.value);
 }
 
 }  // namespace
@@ -50,14 +50,14 @@ std::vector<double> numbers_in(const trace& t) {
   return list;
 }
 
-bytes_t start(const trace& t, index_t storage) {
+bytes_t slot_offset(const trace& t, index_t storage) {
   const auto k = t.storages[storage].slot;
   return k == none ? 0 : t.slots[k].offset;
 }
-bool asks(const traced_call& c) { return c.results.empty() && !c.op.schema().returns().empty(); }
+bool returns_numbers(const traced_call& c) { return c.results.empty() && !c.op.schema().returns().empty(); }
 
-std::size_t same_calls(const trace& a, const trace& b, std::size_t most) {
-  for (std::size_t i = 0; i < most; ++i) {
+std::size_t same_calls(const trace& a, const trace& b, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
     const auto &x = a.calls[i], &y = b.calls[i];
     const auto equal = [&](const auto& p, const auto& q) { return same_tensor(a, p, b, q); };
     const auto same_arguments = [&] {
@@ -68,10 +68,10 @@ std::size_t same_calls(const trace& a, const trace& b, std::size_t most) {
     if (!(x.op == y.op) || x.grad_mode != y.grad_mode || x.constant != y.constant || x.numbers != y.numbers ||
         !same_arguments() || !std::equal(x.operands.begin(), x.operands.end(), y.operands.begin(), y.operands.end(), equal) ||
         !std::equal(x.results.begin(), x.results.end(), y.results.begin(), y.results.end(), equal) || x.ahead != y.ahead ||
-        x.caught != y.caught || x.positions != y.positions || x.told != y.told)
+        x.catchable != y.catchable || x.positions != y.positions || x.masks_known != y.masks_known)
       return i;
   }
-  return most;
+  return count;
 }
 
 bool same_outside(const trace& a, const trace& b) {

@@ -21,19 +21,19 @@ std::atomic<std::vector<bool> (*)(const std::vector<::torch::autograd::Node*>&, 
 }  // namespace
 
 std::vector<at::Tensor> step_run::forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments) {
-  r.of_step(*log_);
+  r.attach_log(*log_);
   ran_ = true;
   try {
-    returns(r, f(arguments));
+    note_returned(r, f(arguments));
   } catch (...) {
-    stopped(r);
+    note_exception(r);
     throw;
   }
   return returned_;
 }
 
-void step_run::returns(recorder& r, std::vector<at::Tensor> tensors) {
-  if (!eager() && log_->is_any_touched()) diverge(r, "the module has written memory without an operator that calls have read");
+void step_run::note_returned(recorder& r, std::vector<at::Tensor> tensors) {
+  if (!eager() && log_->is_any_touched()) fall_back(r, "the module has written memory without an operator that calls have read");
   returned_ = std::move(tensors);
   versions_ = r.versions();
 }
@@ -50,28 +50,28 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
     own_generator = own_generator || (arguments[i].isGenerator() && arguments[i].toGenerator().defined());
     if (!is_written(op.schema().arguments()[i])) continue;
     each_tensor(arguments[i], [&](const at::Tensor& t, int) {
-      if (t.has_storage()) written.emplace_back(t, another(t));
+      if (t.has_storage()) written.emplace_back(t, alias_of(t));
     });
   }
-  const bool caught = may_be_caught(op);
-  if (caught && !r.try_kernel(op, stack)) {
-    diverge(r, op.schema().name() + " may raise an error that the module handles" + not_ahead);
+  const bool catchable = may_be_caught(op);
+  if (catchable && !r.try_kernel(op, stack)) {
+    fall_back(r, op.schema().name() + " may raise an error that the module handles" + not_ahead);
     return op.callBoxed(&stack);
   }
   try {
     if (log_->uses_touched(op, stack))
       r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
-    if (own_generator && again_)
+    if (own_generator && runs_again_)
       r.refuse(op.schema().name(), "draws from a generator of its own, and the step will run once more");
     r.run(op, stack);
   } catch (const std::exception& e) {
     if (strict_) throw;  // an error of the recorder, or of a kernel on made-up numbers
     replace_from(stack, first, arguments);
-    diverge(r, message_of(e));
+    fall_back(r, message_of(e));
     return op.callBoxed(&stack);
   }
-  if (numbers_) r.let_numbers_vary();
-  if (caught) r.note_caught();
+  if (vary_numbers_) r.let_numbers_vary();
+  if (catchable) r.note_catchable();
   const auto& c = r.calls().back();
   auto made = values_from(stack, stack.size() - results);
   if (c.results.empty() && results > 0) return;  // the result is a number
@@ -81,15 +81,15 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   });
   for (const auto& [t, before] : written) log_->replace({{t.unsafeGetTensorImpl(), before}});
   if (!written.empty()) return;  // the call only changes a geometry (`transpose_`)
-  log_->watch(r.until_now(), c, arguments);
+  log_->watch(r.trace_so_far(), c, arguments);
   log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws, c.constant || c.ahead, r.positions_of(c));
 }
 
 void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
   if (eager() || !t.has_storage()) return;
-  if (!r.shows(t) || (may_write && log_->may_free(storage_of(t)))) {
-    const bool there = r.knows(t) && !(may_write && r.outside(t)) && r.run_ahead({t});
-    if (!there || !has_memory(t)) return diverge(r, reads_memory);
+  if (!r.is_readable(t) || (may_write && log_->may_free(storage_of(t)))) {
+    const bool there = r.knows(t) && !(may_write && r.is_outside(t)) && r.run_ahead({t});
+    if (!there || !has_memory(t)) return fall_back(r, reads_memory);
     if (!may_write) return;
     log_->pin(t);
     return log_->expose(t);
@@ -97,13 +97,13 @@ void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
   if (may_write && r.watches_memory(t)) log_->expose(t);
 }
 
-void step_run::diverge(recorder& r, const std::string& why) {
+void step_run::fall_back(recorder& r, const std::string& why) {
   if (eager()) return;
   if (strict_) r.refuse("the forward", "cannot be recorded: " + why);
   run_calls(r, why);
 }
 
-void step_run::stopped(recorder& r) {
+void step_run::note_exception(recorder& r) {
   thrown_ = std::current_exception();
   try {
     r.rethrow_refusal([]() -> int { throw; });
@@ -128,9 +128,10 @@ bool step_run::is_output(const at::Tensor& t) const {
   return std::any_of(outputs_.begin(), outputs_.end(), [&](const auto& o) { return o.is_same(t); });
 }
 
-void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const std::vector<::torch::autograd::Node*>& code) {
+void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs,
+                           const std::vector<::torch::autograd::Node*>& custom_nodes) {
   outputs_ = outputs;
-  if (!code.empty()) r.keep_numbers();
+  if (!custom_nodes.empty()) r.keep_numbers();
   values_ = r.values();
   for (const auto& o : outputs) {
     r.id_of(o);  // `o` may be a copy that no call has met
@@ -139,13 +140,13 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
   log_->give_back();
   std::vector<std::size_t> held;
   std::vector<at::Tensor> kept;
-  for (auto& [id, t] : r.made()) {
+  for (auto& [id, t] : r.made_tensors()) {
     if (is_output(t) || !held_by_python(t)) continue;
     held.push_back(id);
     kept.push_back(t);
   }
   const auto ask = who_holds.load();
-  const auto by_module = code.empty() || ask == nullptr ? std::vector<bool>(kept.size(), true) : ask(code, kept);
+  const auto by_module = custom_nodes.empty() || ask == nullptr ? std::vector<bool>(kept.size(), true) : ask(custom_nodes, kept);
   for (std::size_t i = 0; i < kept.size(); ++i) {
     const auto& t = kept[i];
     if (!by_module[i]) continue;  // held by a function of the graph, until the backward
@@ -157,31 +158,31 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
     if (t.requires_grad())
       outputs.push_back(t);
     else
-      made_.push_back({held[i], t, r.view_of(t), t.is_inference() ? 0 : t._version()});
+      kept_.push_back({held[i], t, r.view_of(t), t.is_inference() ? 0 : t._version()});
   }
   outputs_ = outputs;
-  r.set_held(std::move(held));
-  tensors_ = r.all();
+  r.set_python_held(std::move(held));
+  tensors_ = r.all_tensors();
 }
 
 std::unordered_map<const c10::TensorImpl*, std::size_t> step_run::references() const {
   auto counts = log_->references();
   for (const auto& [t, version] : versions_) ++counts[t.unsafeGetTensorImpl()];
-  for (const auto& m : made_) ++counts[m.tensor.unsafeGetTensorImpl()];
+  for (const auto& m : kept_) ++counts[m.tensor.unsafeGetTensorImpl()];
   for (const auto& t : tensors_) ++counts[t.unsafeGetTensorImpl()];
   return counts;
 }
 
 void step_run::finish_eagerly() {
   for (const auto& [t, version] : versions_) set_version(t, version);
-  made_.clear();
+  kept_.clear();
   tensors_.clear();
   log_->fill();
 }
 
 bool step_run::add_kept(trace& t) {
-  if (made_.empty()) return false;
-  for (const auto& m : made_) {
+  if (kept_.empty()) return false;
+  for (const auto& m : kept_) {
     t.outputs.push_back(m.view);
     t.output_versions.push_back(m.version);
     t.differentiable.push_back(false);
@@ -192,7 +193,7 @@ bool step_run::add_kept(trace& t) {
         if (!sources.empty()) sources.push_back(false);
     outputs_.push_back(m.tensor);
   }
-  made_.clear();
+  kept_.clear();
   return true;
 }
 

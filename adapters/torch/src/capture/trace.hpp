@@ -18,10 +18,10 @@ namespace remat::pytorch::detail {
 struct traced_tensor {
   int at = 0, element = -1;  ///< see `operand`
   byte_view view;
-  bool written = false;        ///< the call writes its storage
-  std::size_t tensor = 0;      ///< number of the tensor, in the order in which the trace meets tensors
-  bool requires_grad = false;  ///< when the call begins
-  int64_t raised = 0;          ///< increments of the version by the kernel itself, as kernels on lists make them
+  bool written = false;            ///< the call writes its storage
+  std::size_t tensor = 0;          ///< number of the tensor, in the order in which the trace meets tensors
+  bool requires_grad = false;      ///< when the call begins
+  int64_t version_increments = 0;  ///< by how much the kernel itself increases the version, as kernels on lists do
 };
 
 /// A `generator_origin` that names calls instead of nodes.
@@ -44,13 +44,13 @@ struct traced_call {
   /// results are inputs of the plan.
   bool ahead = false;
   /// The call that the plan makes instead, with lists of positions in place of masks; null: the plan makes this call.
-  std::shared_ptr<const traced_call> planned = nullptr;
+  std::shared_ptr<const traced_call> replacement = nullptr;
   std::vector<index_t> positions = {};  ///< slots of these lists; empty in the backward, which uses the lists of the forward
-  bool told = false;                    ///< the masks are known before the step: nothing has to run ahead
+  bool masks_known = false;             ///< the masks are known before the step: nothing has to run ahead
   std::string line = {};                ///< line of the module's code, see `set_source_line_callback`
-  bool assumed = false;                 ///< in the backward: the plan assumes that the operand, a value of the forward, is zero
+  bool assumes_zero = false;            ///< in the backward: the plan assumes that the operand, a value of the forward, is zero
   std::vector<int> numbers = {};        ///< arguments that may be other numbers in each step; nothing else depends on them
-  bool caught = false;                  ///< the module may catch an error of the kernel, which runs ahead of the plan, too
+  bool catchable = false;               ///< the module may catch an error of the kernel, which runs ahead of the plan, too
 };
 
 /// Returns the line of the module's code that calls an operator; null: not available.
@@ -115,7 +115,7 @@ struct trace : trace_ends {
   std::shared_ptr<const questions> asked;
   std::vector<index_t> tensors;  ///< slot of each tensor; none: a call made it
   forward_end forward;
-  std::vector<std::size_t> held;  ///< numbers of other tensors that Python holds at the end of the forward, ascending
+  std::vector<std::size_t> python_held;  ///< numbers of other tensors that Python holds at the end of the forward, ascending
 };
 
 /// The number of the tensor in a slot.

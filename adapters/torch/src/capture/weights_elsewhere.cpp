@@ -2,6 +2,7 @@
 #include "weights_elsewhere.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace remat::pytorch::detail {
 namespace {
 
-thread_local const weights_elsewhere::disguise* worn = nullptr;
+thread_local const weights_elsewhere::disguise* current_disguise = nullptr;
 
 c10::intrusive_ptr<::torch::autograd::Node> accumulator_of(const at::Tensor& t) {
   return t.requires_grad() && t.is_leaf() ? ::torch::autograd::impl::try_get_grad_accumulator(t) : nullptr;
@@ -47,7 +48,7 @@ void take_back(const std::vector<c10::Storage>& lent) {
 
 }  // namespace
 
-void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
+void weights_elsewhere::update_entries(const std::vector<at::Tensor>& parameters) {
   const auto same = [](const at::Tensor& t, const entry& e) {
     return t.is_same(e.parameter) && t.sizes() == e.hollow.sizes() && t.strides() == e.hollow.strides() &&
            t.dtype() == e.hollow.dtype() && t.storage_offset() == e.hollow.storage_offset() &&
@@ -62,18 +63,23 @@ void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters) : of_(of), before_(worn) {
+weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters)
+    : of_(of), before_(current_disguise) {
   if (before_ == nullptr || &before_->of_ != &of) {
-    of.look(parameters);
+    of.update_entries(parameters);
+    hidden_.reserve(of.entries_.size());
+    auto failed = c10::make_scope_exit([&] { undo(); });
     for (std::size_t i = 0; i < of.entries_.size(); ++i) {
       auto& e = of.entries_[i];
       if (!e.parameter.is_cpu()) continue;
-      hidden_.push_back({i, e.parameter.detach(), accumulator_of(e.parameter)});
+      hidden weight{i, e.parameter.detach(), accumulator_of(e.parameter)};
       e.parameter.set_data(e.hollow);
+      hidden_.push_back(std::move(weight));
       set_accumulator(e.parameter, e.accumulator);
     }
+    failed.release();
   }
-  worn = this;
+  current_disguise = this;
 }
 
 void weights_elsewhere::disguise::lend() {
@@ -81,8 +87,12 @@ void weights_elsewhere::disguise::lend() {
 }
 
 weights_elsewhere::disguise::~disguise() {
-  worn = before_;
+  current_disguise = before_;
   take_back(lent_);
+  undo();
+}
+
+void weights_elsewhere::disguise::undo() {
   for (auto& h : hidden_) {
     auto& e = of_.entries_[h.at];
     e.accumulator = accumulator_of(e.parameter);
@@ -91,23 +101,25 @@ weights_elsewhere::disguise::~disguise() {
   }
 }
 
-weights_there::weights_there(const std::vector<c10::IValue>& arguments) {
-  if (worn == nullptr) return;
+lent_weights::lent_weights(const std::vector<c10::IValue>& arguments) {
+  if (current_disguise == nullptr) return;
+  auto failed = c10::make_scope_exit([&] { take_back(lent_); });  // data left there would be those of a later step, too
   each_tensor(arguments, [&](const at::Tensor& t, int) {
     if (!t.has_storage() || t.storage().nbytes() == 0 || t.is_cpu()) return;
     const auto* s = storage_of(t);
-    for (const auto* d = worn; d != nullptr; d = d->before_)
+    for (const auto* d = current_disguise; d != nullptr; d = d->before_)
       for (const auto& h : d->hidden_)
         if (const auto& hollow = d->of_.entries_[h.at].hollow; storage_of(hollow) == s) lend(hollow, h.data, lent_);
   });
+  failed.release();
 }
 
-weights_there::~weights_there() { take_back(lent_); }
+lent_weights::~lent_weights() { take_back(lent_); }
 
 }  // namespace remat::pytorch::detail
 
 namespace remat::pytorch {
 
-bool weights_disguised() { return detail::worn != nullptr; }
+bool weights_disguised() { return detail::current_disguise != nullptr; }
 
 }  // namespace remat::pytorch

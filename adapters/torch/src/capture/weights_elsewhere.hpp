@@ -31,12 +31,14 @@ class weights_elsewhere {
     void lend();
 
    private:
-    friend class weights_there;
+    friend class lent_weights;
     struct hidden {
       std::size_t at;
       at::Tensor data;
       c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< null: none
     };
+    /// Gives the parameters their data again.
+    void undo();
     weights_elsewhere& of_;
     const disguise* before_;
     std::vector<hidden> hidden_;
@@ -44,25 +46,25 @@ class weights_elsewhere {
   };
 
  private:
-  friend class weights_there;
+  friend class lent_weights;
   struct entry {
     at::Tensor parameter, hollow;
     c10::intrusive_ptr<::torch::autograd::Node> accumulator;  ///< of graphs built in disguise
   };
   /// Makes entries for the parameters as they are now.
-  void look(const std::vector<at::Tensor>& parameters);
+  void update_entries(const std::vector<at::Tensor>& parameters);
 
   c10::Device on_;
   std::vector<entry> entries_;
 };
 
 /// While it lives, disguised weights among the arguments of a call have their data on the device.
-class weights_there {
+class lent_weights {
  public:
-  explicit weights_there(const std::vector<c10::IValue>& arguments);
-  ~weights_there();
-  weights_there(const weights_there&) = delete;
-  weights_there& operator=(const weights_there&) = delete;
+  explicit lent_weights(const std::vector<c10::IValue>& arguments);
+  ~lent_weights();
+  lent_weights(const lent_weights&) = delete;
+  lent_weights& operator=(const lent_weights&) = delete;
 
  private:
   std::vector<c10::Storage> lent_;

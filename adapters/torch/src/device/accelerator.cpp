@@ -54,7 +54,7 @@ class stream_link final : public link {
       if (!stream) stream = shared_->new_stream(captured);
       for (const auto& t : after) continue_after(t, *stream);
       for (const auto* r : {to.in.get(), from.in.get()})
-        if (const auto* own = dynamic_cast<const device_region*>(r)) continue_after(own->given(), *stream);
+        if (const auto* own = dynamic_cast<const device_region*>(r)) continue_after(own->allocated(), *stream);
       if (to.bytes > 0)
         shared_->copy(to.in->data() + to.offset, to.in->on(), from.in->data() + from.offset, from.in->on(), to.bytes, *stream);
       const auto done = std::make_shared<stream_event>(shared_->events, *stream, what);
@@ -63,9 +63,9 @@ class stream_link final : public link {
       shared_->copies.push_back({this, to.in, from.in, done});
       return done;
     } catch (const copy_failed& e) {
-      return std::make_shared<failure>(e.what());
+      return std::make_shared<failed_event>(e.what());
     } catch (const std::exception& e) {
-      return std::make_shared<failure>(what + ": " + reason_of(e));
+      return std::make_shared<failed_event>(what + ": " + reason_of(e));
     }
   }
 
@@ -221,16 +221,16 @@ class accelerator final : public device {
     at::addmm(row, x, x);
     at::bmm(x.unsqueeze(0), x.unsqueeze(0));
   }
-  using spot = std::tuple<c10::DeviceType, c10::DeviceIndex, c10::StreamId>;
-  spot here() const { return {shared_->on.type(), shared_->on.index(), shared_->kernels().id()}; }
+  using device_stream = std::tuple<c10::DeviceType, c10::DeviceIndex, c10::StreamId>;
+  device_stream here() const { return {shared_->on.type(), shared_->on.index(), shared_->kernels().id()}; }
   /// Devices and streams on which this thread has run `multiply`.
-  static std::set<spot>& multiplied() {
-    thread_local std::set<spot> all;
+  static std::set<device_stream>& multiplied() {
+    thread_local std::set<device_stream> all;
     return all;
   }
   /// Devices and streams for which this thread has warmed up the autograd thread.
-  static std::set<spot>& warm_backwards() {
-    thread_local std::set<spot> all;
+  static std::set<device_stream>& warm_backwards() {
+    thread_local std::set<device_stream> all;
     return all;
   }
   static bool in_backward() { return ::torch::autograd::get_current_graph_task_id() != -1; }

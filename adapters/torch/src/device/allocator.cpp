@@ -235,41 +235,42 @@ void allocation_recording::died(const void* data) {
 void planned_allocations::start() { of_thread.plan = this; }
 void planned_allocations::stop() {
   if (of_thread.plan == this) of_thread.plan = nullptr;
-  strays_.clear();  // results, which the executor moves to their places
-  live_strays_ = 0;
+  unplanned_blocks_.clear();  // results, which the executor moves to their places
+  live_unplanned_ = 0;
 }
 std::optional<char*> planned_allocations::place(bytes_t bytes) {
-  if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
+  if (!off_plan_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
     const auto& b = blocks_[next_++];
-    if (b.dies && b.place != nullptr) mortal_.push_back(b.place);
+    if (b.dies && b.place != nullptr) live_temporaries_.push_back(b.place);
     return b.place;
   }
-  strayed_ = true;
-  ++unplanned_;
+  off_plan_ = true;
+  ++unplanned_allocations_;
   return std::nullopt;
 }
 
 void planned_allocations::born(const void* data, bytes_t bytes) {
-  if (!strayed_) return;
-  strays_[data] = bytes;
-  live_strays_ += bytes;
-  most_strays_ = std::max(most_strays_, live_strays_);
+  if (!off_plan_) return;
+  unplanned_blocks_[data] = bytes;
+  live_unplanned_ += bytes;
+  peak_unplanned_ = std::max(peak_unplanned_, live_unplanned_);
 }
 
-bytes_t planned_allocations::beyond() const {
+bytes_t planned_allocations::unplanned_bytes() const {
   bytes_t expected = 0;
   for (auto k = next_; k < blocks_.size(); ++k)
     if (blocks_[k].place == nullptr) expected += blocks_[k].bytes;
-  return std::max<bytes_t>(0, most_strays_ - expected);
+  return std::max<bytes_t>(0, peak_unplanned_ - expected);
 }
 
 void planned_allocations::died(const void* data) {
   ++deaths_;
-  if (const auto stray = strays_.find(data); stray != strays_.end()) {
-    live_strays_ -= stray->second;
-    strays_.erase(stray);
+  if (const auto block = unplanned_blocks_.find(data); block != unplanned_blocks_.end()) {
+    live_unplanned_ -= block->second;
+    unplanned_blocks_.erase(block);
   }
-  if (const auto found = std::find(mortal_.begin(), mortal_.end(), data); found != mortal_.end()) mortal_.erase(found);
+  if (const auto found = std::find(live_temporaries_.begin(), live_temporaries_.end(), data); found != live_temporaries_.end())
+    live_temporaries_.erase(found);
 }
 
 }  // namespace remat::pytorch

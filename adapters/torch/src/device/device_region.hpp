@@ -119,7 +119,8 @@ class device_region final : public region {
       shared_->of.own().emptyCache();
       memory_ = allocate_or_tell(tier);
     }
-    if (!pinned_) given_ = std::make_shared<stream_event>(shared_->events, shared_->kernels(), "kernels on " + shared_->on.str());
+    if (!pinned_)
+      allocated_ = std::make_shared<stream_event>(shared_->events, shared_->kernels(), "kernels on " + shared_->on.str());
     detail::add_arena(data(), bytes_);
     if (pinned_) detail::count(bytes_);
     auto& index = region_index::instance();
@@ -153,25 +154,25 @@ class device_region final : public region {
     if (pinned_) return;
     shared_->of.own().recordStream(memory_, s);  // in case the arena itself is freed
     std::lock_guard lock(mutex_);
-    if (std::find(others_.begin(), others_.end(), s) == others_.end()) others_.push_back(s);
+    if (std::find(reading_streams_.begin(), reading_streams_.end(), s) == reading_streams_.end()) reading_streams_.push_back(s);
   }
   /// Event at the allocation: earlier kernels on the stream may still use the memory for its previous owner, so copies wait for
   /// it. Null once a step has begun. Its kernels come later on that stream, or wait for the event.
-  ticket given() const {
+  ticket allocated() const {
     std::lock_guard lock(mutex_);
-    return given_;
+    return allocated_;
   }
   /// Begins a step in the region, on the current stream.
   void enter() {
     if (bytes_ == 0) return;
     const auto now = shared_->kernels();
     std::lock_guard lock(mutex_);
-    continue_after(std::exchange(given_, nullptr), now);
-    for (const auto& s : others_)
+    continue_after(std::exchange(allocated_, nullptr), now);
+    for (const auto& s : reading_streams_)
       if (s != now) stream_event(shared_->events, s, "work that reads gradients on " + shared_->on.str()).block(now);
-    others_.clear();
-    if (std::find(steps_.begin(), steps_.end(), now) != steps_.end()) return;
-    steps_.push_back(now);
+    reading_streams_.clear();
+    if (std::find(step_streams_.begin(), step_streams_.end(), now) != step_streams_.end()) return;
+    step_streams_.push_back(now);
     shared_->of.own().recordStream(memory_, now);  // freed only after the work on this stream
   }
 
@@ -185,9 +186,10 @@ class device_region final : public region {
       return allocate();
     } catch (const std::exception& e) {
       if (const auto why = shared_->lost(); !why.empty()) throw device_lost(text_of_lost(shared_->on, why));
-      rlimit most{};
-      if (pinned_ && getrlimit(RLIMIT_MEMLOCK, &most) == 0 && most.rlim_cur < static_cast<rlim_t>(bytes_))
-        throw out_of_memory(tier, bytes_, static_cast<bytes_t>(most.rlim_cur), reason_of(e) + " (RLIMIT_MEMLOCK, see ulimit -l)");
+      rlimit locked{};
+      if (pinned_ && getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur < static_cast<rlim_t>(bytes_))
+        throw out_of_memory(tier, bytes_, static_cast<bytes_t>(locked.rlim_cur),
+                            reason_of(e) + " (RLIMIT_MEMLOCK, see ulimit -l)");
       const auto left = pinned_ ? 0 : allowed_memory(shared_->of, shared_->on).second;
       throw out_of_memory(tier, bytes_, left, reason_of(e));
     }
@@ -198,7 +200,7 @@ class device_region final : public region {
     const auto what = "copy of " + std::to_string(bytes) + " bytes on " + shared_->on.str();
     try {
       const auto stream = shared_->new_stream();
-      continue_after(given(), stream);
+      continue_after(allocated(), stream);
       shared_->copy(to, to_device, from, from_device, bytes, stream);
       stream_event(shared_->events, stream, what).wait();
     } catch (const copy_failed&) {
@@ -213,9 +215,9 @@ class device_region final : public region {
   bytes_t bytes_;
   c10::DataPtr memory_;
   mutable std::mutex mutex_;
-  ticket given_;
-  std::vector<c10::Stream> others_;  ///< streams that the next step waits for
-  std::vector<c10::Stream> steps_;   ///< streams that steps have run on
+  ticket allocated_;
+  std::vector<c10::Stream> reading_streams_;  ///< streams that the next step waits for
+  std::vector<c10::Stream> step_streams_;     ///< streams that steps have run on
   pid_t process_ = getpid();
 };
 
@@ -228,7 +230,7 @@ class accelerator_tier final : public limited_tier {
   std::unique_ptr<region> make(bytes_t bytes) override {
     return std::make_unique<device_region>(shared_, pinned_, name(), bytes);
   }
-  void let_go() override { shared_->drop_finished(true); }
+  void free_pending() override { shared_->drop_finished(true); }
   std::shared_ptr<accelerator_state> shared_;
   bool pinned_;
 };

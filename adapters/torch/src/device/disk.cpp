@@ -33,11 +33,11 @@ struct part_of_file {
   std::shared_ptr<region> file;
   std::shared_ptr<disk::counts> of;  ///< counts of its disk
 };
-void let_go(void* part) { delete static_cast<part_of_file*>(part); }
+void delete_part(void* part) { delete static_cast<part_of_file*>(part); }
 
 const part_of_file* part_of(const c10::Storage& s) {
   const auto& memory = s.data_ptr();
-  return memory.get_deleter() == &let_go ? static_cast<const part_of_file*>(memory.get_context()) : nullptr;
+  return memory.get_deleter() == &delete_part ? static_cast<const part_of_file*>(memory.get_context()) : nullptr;
 }
 const part_of_file* part_of(const at::Tensor& t) {
   if (!t.defined() || t.layout() != at::kStrided || !t.is_cpu() || !t.has_storage()) return nullptr;
@@ -45,19 +45,19 @@ const part_of_file* part_of(const at::Tensor& t) {
 }
 
 /// A run of whole pages of a file.
-struct stretch {
+struct page_range {
   disk::counts* of;
   mapped_region* file;
   bytes_t offset, bytes;
 };
 
 /// The pages of those tensors that are on disks; adjacent runs are joined.
-std::vector<stretch> stretches(const std::vector<at::Tensor>& tensors) {
+std::vector<page_range> page_ranges(const std::vector<at::Tensor>& tensors) {
   std::vector<std::pair<char*, const at::Tensor*>> found;
   for (const auto& t : tensors)
     if (part_of(t) != nullptr && t.nbytes() > 0) found.emplace_back(static_cast<char*>(t.mutable_data_ptr()), &t);
   std::sort(found.begin(), found.end());
-  std::vector<stretch> all;
+  std::vector<page_range> all;
   for (const auto& [begin, t] : found) {
     const auto* part = part_of(*t);
     auto* file = static_cast<mapped_region*>(part->file.get());
@@ -151,7 +151,7 @@ copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& w
   begin = clock::now();
   fetch_all();
   const bool from_disk = std::any_of(sample.begin(), sample.end(), on_a_disk);
-  const auto rate = (from_disk ? 0.9 : relied_on(d, in)) * static_cast<double>(total) / since(begin);
+  const auto rate = (from_disk ? 0.9 : reliable_share(d, in)) * static_cast<double>(total) / since(begin);
   return {rate, rate, latency};
 }
 
@@ -185,7 +185,7 @@ std::vector<at::Tensor> disk::reserve(const std::vector<at::Tensor>& like) {
       continue;
     }
     const c10::Storage memory(c10::Storage::use_byte_size_t(), t.nbytes(),
-                              c10::DataPtr(file->data() + offset, new part_of_file{file, count_}, &let_go, c10::kCPU));
+                              c10::DataPtr(file->data() + offset, new part_of_file{file, count_}, &delete_part, c10::kCPU));
     made.push_back(at::empty({0}, options).set_(memory, 0, t.sizes(), t.strides()));
     offset += whole_pages(bytes_of(t));
   }
@@ -214,18 +214,18 @@ void disk::take_gradient(const at::Tensor& parameter, const at::Tensor& home) {
 }
 
 void disk::fetch(const std::vector<at::Tensor>& tensors) {
-  for (const auto& s : stretches(tensors)) {
+  for (const auto& s : page_ranges(tensors)) {
     s.file->fetch(s.offset, s.bytes);
     s.of->fetched += s.bytes;
   }
 }
 
 void disk::expect(const std::vector<at::Tensor>& tensors) {
-  for (const auto& s : stretches(tensors)) s.file->expect(s.offset, s.bytes);
+  for (const auto& s : page_ranges(tensors)) s.file->expect(s.offset, s.bytes);
 }
 
 void disk::evict(const std::vector<at::Tensor>& tensors) {
-  for (const auto& s : stretches(tensors)) {
+  for (const auto& s : page_ranges(tensors)) {
     s.file->evict(s.offset, s.bytes);
     s.of->evicted += s.bytes;
   }

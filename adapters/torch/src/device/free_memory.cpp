@@ -29,8 +29,8 @@ std::optional<bytes_t> number_behind(const std::filesystem::path& file, const st
 
 /// A cgroup with a memory limit.
 struct memory_group {
-  bytes_t most;
-  bytes_t taken;  ///< bytes in use that the system cannot easily reclaim
+  bytes_t limit;
+  bytes_t used;  ///< bytes in use that the system cannot easily reclaim
 };
 
 /// The limited cgroups of this process, parents included.
@@ -45,13 +45,13 @@ std::vector<memory_group> memory_groups() {
     const bool second_version = kinds == ",,";
     if (!second_version && kinds.find(",memory,") == kinds.npos) continue;
     const auto top = root / (second_version ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
-    const auto* limit = second_version ? "memory.max" : "memory.limit_in_bytes";
-    const auto* usage = second_version ? "memory.current" : "memory.usage_in_bytes";
-    const auto* idle = second_version ? "inactive_file" : "total_inactive_file";
+    const auto* limit_file = second_version ? "memory.max" : "memory.limit_in_bytes";
+    const auto* usage_file = second_version ? "memory.current" : "memory.usage_in_bytes";
+    const auto* idle_file = second_version ? "inactive_file" : "total_inactive_file";
     for (auto group = top / std::filesystem::path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
-      const auto most = number_in(group / limit), taken = number_in(group / usage);
-      if (most && taken)
-        found.push_back({*most, std::max<bytes_t>(0, *taken - number_behind(group / "memory.stat", idle).value_or(0))});
+      const auto limit = number_in(group / limit_file), used = number_in(group / usage_file);
+      if (limit && used)
+        found.push_back({*limit, std::max<bytes_t>(0, *used - number_behind(group / "memory.stat", idle_file).value_or(0))});
       if (group == top) break;
     }
   }
@@ -72,13 +72,13 @@ std::string& root_of_system() {
 
 bytes_t host_limit() {
   auto bytes = of_machine("MemTotal");
-  for (const auto& group : memory_groups()) bytes = std::min(bytes, group.most);
+  for (const auto& group : memory_groups()) bytes = std::min(bytes, group.limit);
   return bytes;
 }
 
 bytes_t host_free() {
   auto bytes = of_machine("MemAvailable");
-  for (const auto& group : memory_groups()) bytes = std::min(bytes, group.most - group.taken);
+  for (const auto& group : memory_groups()) bytes = std::min(bytes, group.limit - group.used);
   return std::max<bytes_t>(0, bytes);
 }
 

@@ -36,7 +36,7 @@ std::vector<bool> tensors_to_evict(const std::vector<at::Tensor>& read);
 
 /// The share of a measured rate that plans rely on. Links of an accelerator are steady; copying threads and disks have other
 /// work.
-inline double relied_on(const device& d, const link& by) { return by.joins_graphs_of(d.which()) ? 0.98 : 0.9; }
+inline double reliable_share(const device& d, const link& by) { return by.joins_graphs_of(d.which()) ? 0.98 : 0.9; }
 
 /// Slowdown of kernels by copies that run at the same time.
 struct interference {
@@ -50,8 +50,8 @@ struct interference {
 /// @throws out_of_memory, copy_failed
 interference measure_interference(device& d, const far_memory& far, const copy_rates& rates, bytes_t sample);
 
-/// Measures the rate at which plans can rely on `in` to bring `weights` to `d`: the share `relied_on` of the rate for a sample.
-/// Weights that would not stay in the page cache are read from their disk. The rate to the host is reported as equal.
+/// Measures the rate at which plans can rely on `in` to bring `weights` to `d`: the share `reliable_share` of the rate for a
+/// sample. Weights that would not stay in the page cache are read from their disk. The rate to the host is reported as equal.
 /// @param weights not empty, none without elements
 /// @throws out_of_memory, copy_failed
 copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& weights);

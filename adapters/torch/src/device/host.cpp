@@ -32,9 +32,9 @@ class memory_of_host final : public limited_tier {
   std::unique_ptr<region> make(bytes_t bytes) override { return std::make_unique<arena>(bytes); }
 };
 
-class promised final : public event {
+class future_event final : public event {
  public:
-  explicit promised(std::shared_future<void> f) : done_(std::move(f)) {}
+  explicit future_event(std::shared_future<void> f) : done_(std::move(f)) {}
   bool reached() const override { return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   void wait() const override { done_.get(); }
 
@@ -61,7 +61,7 @@ class copying_thread final : public link {
     if (to.in->data() == nullptr && from.in->data() == nullptr)
       throw broken_contract("remat: a copy between regions that have no address");
     job next{to, from, std::move(after), {}};
-    const auto done = std::make_shared<promised>(next.done.get_future().share());
+    const auto done = std::make_shared<future_event>(next.done.get_future().share());
     auto& q = of_process();
     if (q.push(next))
       q.changed.notify_one();
@@ -230,7 +230,7 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
   }
   sent->wait();  // reports a failure
   fetched->wait();
-  const double sure = relied_on(d, *far.in);
+  const double sure = reliable_share(d, *far.in);
   return {sure * bytes / to_host, sure * bytes / to_device, latency};
 }
 

@@ -85,9 +85,9 @@ class stream_event final : public event {
 };
 
 /// The event of a copy that could not be issued.
-class failure final : public event {
+class failed_event final : public event {
  public:
-  explicit failure(std::string what) : what_(std::move(what)) {}
+  explicit failed_event(std::string what) : what_(std::move(what)) {}
   bool reached() const override { return true; }
   void wait() const override { throw copy_failed(what_); }
 

@@ -23,7 +23,7 @@ class limited_tier : public tier {
   bytes_t limit() const final { return limit_; }
   std::shared_ptr<region> reserve(bytes_t bytes) final {
     if (bytes < 0) throw bad_option("bytes to reserve in " + name_ + " must be >= 0, got " + std::to_string(bytes));
-    if (bytes > left()) let_go();
+    if (bytes > available()) free_pending();
     {
       std::lock_guard lock(used_->mutex);
       if (bytes > limit_ - used_->bytes) throw out_of_memory(name_, bytes, limit_ - used_->bytes);
@@ -49,8 +49,8 @@ class limited_tier : public tier {
   virtual std::unique_ptr<region> make(bytes_t bytes) = 0;
 
   /// Low memory: waits for pending copies, which are the only remaining owners of some regions.
-  virtual void let_go() {}
-  bytes_t left() const {
+  virtual void free_pending() {}
+  bytes_t available() const {
     std::lock_guard lock(used_->mutex);
     return limit_ - used_->bytes;
   }

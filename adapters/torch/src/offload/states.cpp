@@ -17,7 +17,7 @@ namespace remat::pytorch {
 
 states_on_disk::states_on_disk(std::shared_ptr<disk> to, stepping when, optimizer whose) : when_(when) {
   if (!to && when == stepping::after) throw bad_option("offloaded: there is no disk");
-  for (const auto& group : whose.all)
+  for (const auto& group : whose.param_groups)
     for (const auto& p : group.params())
       if (auto* const hook = arrival::find(p)) {  // a parameter steps for one optimizer only
         hook->steps.reset();

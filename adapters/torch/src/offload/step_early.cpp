@@ -53,7 +53,7 @@ bool unchanged_settings(const optim::OptimizerOptions& a, const optim::Optimizer
 }  // namespace
 
 void states_on_disk::stepper::attach() {
-  for (const auto& group : whose_.all)
+  for (const auto& group : optimizer_.param_groups)
     for (const auto& p : group.params())
       if (p.requires_grad() && p.is_leaf()) {
         auto& steps = arrival::of(p).steps;
@@ -68,8 +68,8 @@ void states_on_disk::stepper::arrived(const at::Tensor& p) {
   const auto* const key = p.unsafeGetTensorImpl();
   if (taken_.empty()) {
     group_of_.clear();
-    for (std::size_t i = 0; i < whose_.all.size(); ++i)
-      for (const auto& member : whose_.all[i].params()) group_of_[member.unsafeGetTensorImpl()] = i;
+    for (std::size_t i = 0; i < optimizer_.param_groups.size(); ++i)
+      for (const auto& member : optimizer_.param_groups[i].params()) group_of_[member.unsafeGetTensorImpl()] = i;
   }
   const auto group = group_of_.find(key);
   if (group == group_of_.end() || !p.grad().defined()) return;
@@ -79,10 +79,10 @@ void states_on_disk::stepper::arrived(const at::Tensor& p) {
         "a second gradient of a parameter came before step(): gradients are accumulated, or the backward is run twice");
   }
   dropped_ = false;
-  const auto& of = whose_.all.at(group->second);
+  const auto& of = optimizer_.param_groups.at(group->second);
   if (auto& known = settings_[group->second]; !known) known = of.options().clone();
-  taken t{p, spent(p), tried_ ? at::Tensor() : p.grad()};
-  if (tried_) {
+  taken t{p, spent(p), first_step_done_ ? at::Tensor() : p.grad()};
+  if (first_step_done_) {
     step_now({p, &of});
     note_freed(static_cast<bytes_t>(p.grad().nbytes()));
   }
@@ -90,30 +90,30 @@ void states_on_disk::stepper::arrived(const at::Tensor& p) {
   taken_.emplace(key, std::move(t));
 }
 
-void states_on_disk::stepper::step_now(const todo& t) {
+void states_on_disk::stepper::step_now(const parameter_of_group& t) {
   check();
-  settle({&t, 1});
+  reserve_states({&t, 1});
   if (!disk_) {
     apply({&t, 1});
   } else {
     if (!traffic_) {
       check_free_memory();
       traffic_ = std::make_unique<disk_traffic>();
-      last_.reset();
+      last_stepped_.reset();
     }
     try {
-      traffic_->ready(t.key(), held({&t, 1}));
-      if (const auto found = next_.find(t.key()); found != next_.end()) {
-        const todo following{found->second, nullptr};
-        traffic_->ahead(following.key(), held({&following, 1}));
+      traffic_->ready(t.key(), disk_states({&t, 1}));
+      if (const auto found = successors_.find(t.key()); found != successors_.end()) {
+        const parameter_of_group following{found->second, nullptr};
+        traffic_->ahead(following.key(), disk_states({&following, 1}));
       }
       apply({&t, 1});
     } catch (const copy_failed& e) {
       throw failed(e, std::to_string(taken_.size()) + " parameters have made the step");
     }
     traffic_->done(unneeded({&t, 1}));
-    if (last_.defined()) next_[last_.unsafeGetTensorImpl()] = t.p;
-    last_ = t.p;
+    if (last_stepped_.defined()) successors_[last_stepped_.unsafeGetTensorImpl()] = t.p;
+    last_stepped_ = t.p;
   }
   t.p.unsafeGetTensorImpl()->bump_version();  // not all optimizers do; readers of old values must notice
 }
@@ -125,21 +125,21 @@ void states_on_disk::stepper::finish() {
     if (!t.p.grad().is_same(t.stand_in))
       throw refusal_to_overlap("a gradient was replaced or removed between backward and step()");
   for (const auto& [group, were] : settings_)
-    if (group >= whose_.all.size() || !unchanged_settings(whose_.all[group].options(), *were))
+    if (group >= optimizer_.param_groups.size() || !unchanged_settings(optimizer_.param_groups[group].options(), *were))
       throw refusal_to_overlap("options of a parameter group were changed between backward and step()",
                                "change them after step()");
-  if (!tried_) {  // reserve all space before a weight changes
-    std::vector<todo> all;
-    for (const auto& group : whose_.all)
+  if (!first_step_done_) {  // reserve all space before a weight changes
+    std::vector<parameter_of_group> all;
+    for (const auto& group : optimizer_.param_groups)
       for (const auto& p : group.params())
         if (p.requires_grad()) all.push_back({p, &group});
-    settle(all);
+    reserve_states(all);
   }
   for (const auto& [key, t] : taken_) t.p.mutable_grad() = t.gradient;
   const auto traffic = std::exchange(traffic_, nullptr);
   if (traffic) traffic->wait();
   step_all();  // the rest: gradients of the first step, or set by hand
-  tried_ = tried_ || !taken_.empty();
+  first_step_done_ = first_step_done_ || !taken_.empty();
   clear();
   attach();  // parameters that have become trainable
   if (traffic) drain(*traffic);
@@ -154,7 +154,7 @@ void states_on_disk::stepper::loaded() {
 }
 
 void states_on_disk::stepper::clear() {
-  for (const auto& group : whose_.all)
+  for (const auto& group : optimizer_.param_groups)
     for (const auto& p : group.params()) p.mutable_grad().reset();
   taken_.clear();
   settings_.clear();

@@ -27,11 +27,11 @@ namespace remat::pytorch {
 
 /// A plan for one budget.
 struct plan {
-  std::shared_ptr<const execution_plan> run;
+  std::shared_ptr<const execution_plan> execution;
   bool zones = false;     ///< for several steps in flight
   bool fallback = false;  ///< see `report::fallback`
-  schedule steps;
-  result found;
+  remat::schedule schedule;
+  remat::result result;
   double plan_seconds = 0;
   std::string taken_from = {};      ///< inputs of the plan whose schedule was reused; empty: the schedule was searched for
   bool unfinished = false;          ///< a longer search may find a better plan
@@ -63,30 +63,32 @@ struct captured_step {
   std::vector<std::size_t> trained;            ///< positions of the trained parameters among all parameters
   std::vector<std::size_t> place;              ///< per parameter of the program: position among the trained ones
   std::vector<std::size_t> edges;              ///< per trained parameter, then per input: edges of the forward's graph to it
-  std::vector<std::size_t> more_of;            ///< per further gradient of an input (a summand): the input
+  std::vector<std::size_t> input_of_summand;   ///< per further gradient of an input (a summand): the input
 
   std::shared_ptr<const detail::recorded_forward> forward;  ///< recorded path for following
   std::shared_ptr<const program> step;
   program_profile profiles;
   std::shared_ptr<const questions> asked;
   std::shared_ptr<void> note;  ///< caller's data of the captured invocation
-  problem p;
+  remat::problem problem;
   bytes_t counted_twice = 0;  ///< overwritten memory is two values of the problem: most such bytes of one operation
   bytes_t least_budget = 0;   ///< lower bound on every budget, found without search
-  problem in_place;           ///< problem of the store-all plan, with weights read in place; equals `p` if none are fetched
-  far_memory far;             ///< set if the problem allows copies
-  std::string inputs;         ///< description for messages
-  std::string variant;        ///< treatment of gradients, for messages; empty: the usual one
-  std::size_t graph = 0;      ///< hash of the program without sizes
-  layout_options layouts;     ///< no tries for a large program if similar steps are known: the first layout has to do
+  remat::problem
+      store_all_problem;   ///< problem of the store-all plan, with weights read in place; equals `problem` if none are fetched
+  far_memory far;          ///< set if the problem allows copies
+  std::string inputs;      ///< description for messages
+  std::string variant;     ///< treatment of gradients, for messages; empty: the usual one
+  std::size_t graph = 0;   ///< hash of the program without sizes
+  layout_options layouts;  ///< no tries for a large program if similar steps are known: the first layout has to do
   std::shared_ptr<const plan> store_all;
   std::shared_ptr<const plan> all_in_flight;  ///< the same in zones; set once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
   bytes_t plain_peak = 0;  ///< of the eager step, beyond the bytes held before it
   bytes_t copy_bytes = 0;  ///< copies of written tensors for a second forward, and results of calls that run in following
   double capture_seconds = 0;
-  bool warned = false;                           ///< the user was warned that it exceeds the budget
-  std::pair<std::string, bytes_t> strayed = {};  ///< see `executor::beyond_plan`: name and line of the operation, bytes
+  bool warned = false;  ///< the user was warned that it exceeds the budget
+  std::pair<std::string, bytes_t> largest_unplanned =
+      {};                 ///< see `executor::largest_unplanned`: name and line of the operation, bytes
   bool new_path = false;  ///< its forward took a path that was not planned before, so the first search is short
   std::shared_ptr<captured_step> adding, giving;  ///< the same step as `accumulating` or `giving`, made on demand
   std::atomic<bool> has_early_gradient = false;   ///< it is the `giving` variant
@@ -115,12 +117,12 @@ struct captured_step {
 /// An executor, and what it was made for.
 struct runner {
   std::shared_ptr<captured_step> kind;
-  std::shared_ptr<const plan> what;
-  std::unique_ptr<executor> run;
+  std::shared_ptr<const pytorch::plan> plan;
+  std::unique_ptr<pytorch::executor> executor;
   std::shared_ptr<const bound_tensors> bound;  ///< the tensors that it uses
   bytes_t available = 0;                       ///< bytes that the plan was made for
   std::size_t steps = 0;
-  std::function<void(const runner&)> strayed = {};  ///< called if a backward has taken memory outside the plan
+  std::function<void(const runner&)> on_unplanned = {};  ///< called if a backward has taken memory outside the plan
 };
 
 }  // namespace remat::pytorch

@@ -32,7 +32,7 @@ class bounded_search {
         options_(o),
         steps_(steps),
         with_copies_(s.far.memory && o.copies),
-        p_(with_copies_ ? s.p : without_sends(s.p)) {
+        p_(with_copies_ ? s.problem : without_sends(s.problem)) {
     limits_ = o.limits;
     limits_.seconds = std::max(std::min(0.1, limits_.seconds), limits_.seconds / rounds);
   }
@@ -45,9 +45,9 @@ class bounded_search {
     const auto r = options_.solver(p, p.held_bytes() + held + working, limits_, options_.watch);
     if (!r.found()) return nullptr;
     auto made = lay_out_plan(step_, r.schedule, max_bytes, true);
-    made->found.solver = r.solver;
-    made->found.bound = step_.store_all->found.bound;
-    if (!with_copies_ || made->run->far_bytes() * static_cast<bytes_t>(steps_) <= step_.far.memory->limit()) return made;
+    made->result.solver = r.solver;
+    made->result.bound = step_.store_all->result.bound;
+    if (!with_copies_ || made->execution->far_bytes() * static_cast<bytes_t>(steps_) <= step_.far.memory->limit()) return made;
     with_copies_ = false;
     p_ = without_sends(p_);
     return find(held, working);
@@ -70,19 +70,19 @@ std::shared_ptr<const plan> plan_in_flight(const captured_step& s, bytes_t avail
                                            const search_options& o) {
   const auto begin = clock::now();
   const auto& all = s.all_in_flight;
-  if (bytes_in_flight(*all->run, steps) <= available) return all;
-  const auto held = all->run->held_bytes(), working = all->run->needed_bytes() - held;
+  if (bytes_in_flight(*all->execution, steps) <= available) return all;
+  const auto held = all->execution->held_bytes(), working = all->execution->needed_bytes() - held;
   bounded_search search(s, o, steps);
   std::shared_ptr<plan> best, least;
   const auto look = [&](bytes_t bound, bytes_t beside) {
     const auto made = search.find(bound, beside);
     if (!made) return max_bytes;
-    const auto need = bytes_in_flight(*made->run, steps);
-    o.log(std::to_string(steps) + " steps in flight: schedule of " + std::to_string(made->found.recomputed) +
-          " recomputations holds " + format_bytes(made->run->held_bytes()) + ", needs " + format_bytes(need) + " of " +
+    const auto need = bytes_in_flight(*made->execution, steps);
+    o.log(std::to_string(steps) + " steps in flight: schedule of " + std::to_string(made->result.recomputed) +
+          " recomputations holds " + format_bytes(made->execution->held_bytes()) + ", needs " + format_bytes(need) + " of " +
           format_bytes(available));
-    if (need <= available && (!best || made->found.seconds < best->found.seconds)) best = made;
-    if (!least || made->run->held_bytes() < least->run->held_bytes()) least = made;
+    if (need <= available && (!best || made->result.seconds < best->result.seconds)) best = made;
+    if (!least || made->execution->held_bytes() < least->execution->held_bytes()) least = made;
     return need;
   };
   // Recomputation needs working memory of its own. Try none beyond the plain step, then half of its held bytes, then all.

@@ -21,7 +21,7 @@ std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
 
 }  // namespace
 
-void memory_planner::find_gifts() {
+void memory_planner::find_early_gradients() {
   std::vector<std::size_t> last_read(program_().values.size(), 0);
   for (std::size_t i = 0; i < schedule_.steps.size(); ++i)
     if (schedule_.steps[i].what == action::compute)
@@ -37,7 +37,7 @@ void memory_planner::find_gifts() {
     if (k == none) continue;
     const auto v = program_().views[program_().parameter_grads[k]].value;
     const auto when = std::max(i, last_read[program_().slots[program_().parameters[k]].value]);
-    gifts_.emplace(when, gift{k, {none, v}, last_read[v] > when || kept.count(v) > 0 || shares_bytes(k)});
+    early_gradients_.emplace(when, early_gradient{k, {none, v}, last_read[v] > when || kept.count(v) > 0 || shares_bytes(k)});
   }
 }
 
@@ -52,68 +52,71 @@ bool memory_planner::shares_bytes(index_t k) const {
   return false;
 }
 
-void memory_planner::give(std::size_t i) {
+void memory_planner::give_early_gradients(std::size_t i) {
   if (const auto k = program_().nodes[schedule_.steps[i].which].gives; k != none) {
-    auto& g = std::find_if(gifts_.begin(), gifts_.end(), [&](const auto& x) { return x.second.parameter == k; })->second;
+    auto& g = std::find_if(early_gradients_.begin(), early_gradients_.end(), [&](const auto& x) {
+                return x.second.parameter == k;
+              })->second;
     wait_for(g.at.value, i);
     g.at = where(g.at.value);
-    if (const auto b = g.at.buffer; b != none) ++plan_.buffers[b].values, ++held_gifts_[b];
+    if (const auto b = g.at.buffer; b != none) ++plan_.buffers[b].values, ++held_early_gradients_[b];
   }
-  const auto [first, last] = gifts_.equal_range(i);
+  const auto [first, last] = early_gradients_.equal_range(i);
   for (auto g = first; g != last; ++g) {
     auto what = g->second;
     const auto& [b, v] = what.at;
-    what.copy = what.copy || b == none || plan_.buffers[b].kept ||
-                plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value lives in the buffer
-    if (what.copy) gift_copies_ = std::max(gift_copies_, rounded(program_().values[v].bytes));
-    plan_.steps.back().gifts.push_back(what);
-    if (b != none) --held_gifts_[b];
-    leave(b, time(i + 1));
+    what.copy =
+        what.copy || b == none || plan_.buffers[b].kept ||
+        plan_.buffers[b].values > held_early_gradients_[b] + (buffer_of_[v] == b ? 1 : 0);  // another value lives in the buffer
+    if (what.copy) early_copy_bytes_ = std::max(early_copy_bytes_, rounded(program_().values[v].bytes));
+    plan_.steps.back().early_gradients.push_back(what);
+    if (b != none) --held_early_gradients_[b];
+    release(b, time(i + 1));
   }
 }
 
-void memory_planner::leave_forward() {
-  plan_.after_forward = std::exchange(pending_, {});
+void memory_planner::end_forward() {
+  plan_.after_forward = std::exchange(pending_moves_, {});
   plan_.loss = plan_.steps.size();
-  for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
+  for (auto v : program_().outputs) plan_.outputs.push_back(keep_for_caller(v));
   for (auto v : program_().assumed_zero) plan_.assumed_zero.push_back(where(program_().views[v].value));
   plan_.held = plan_.outside;
   for (auto v : program_().output_grads)
     if (v != none) plan_.outside += rounded(program_().values[program_().views[v].value].bytes);
 }
 
-location memory_planner::keep(index_t view) {
+location memory_planner::keep_for_caller(index_t view) {
   const auto l = where(program_().views[view].value);
   if (l.buffer == none || std::exchange(plan_.buffers[l.buffer].kept, true)) return l;
   ++plan_.buffers[l.buffer].values;  // an extra reference: the buffer is never reused in place and never dies
-  if (plan_.copied.empty()) {
+  if (plan_.slot_copies.empty()) {
     plan_.buffers[l.buffer].outside = true;
     plan_.outside += rounded(plan_.buffers[l.buffer].bytes);
   }
   return l;
 }
 
-void memory_planner::copy_given(role from, std::size_t i) {
-  for (index_t k = 0; k < plan_.copied.size(); ++k) {
+void memory_planner::reserve_slot_copies(role from, std::size_t i) {
+  for (index_t k = 0; k < plan_.slot_copies.size(); ++k) {
     if (program_().slots[k].from != from) continue;
-    plan_.copied[k] = new_buffer(program_().values[program_().slots[k].value].bytes, time(i));
-    plan_.buffers[plan_.copied[k]].kept = true;
+    plan_.slot_copies[k] = new_buffer(program_().values[program_().slots[k].value].bytes, time(i));
+    plan_.buffers[plan_.slot_copies[k]].kept = true;
   }
 }
 
 void memory_planner::finish() {
-  for (index_t v = 0; v < now_.size(); ++v) wait_for(v, schedule_.steps.size());
-  plan_.after_backward = std::exchange(pending_, {});
-  plan_.outside += elsewhere_ + gift_copies_;
-  for (std::size_t k = 0; k < plan_.given.size(); ++k) {
+  for (index_t v = 0; v < buffer_of_.size(); ++v) wait_for(v, schedule_.steps.size());
+  plan_.after_backward = std::exchange(pending_moves_, {});
+  plan_.outside += other_threads_peak_ + early_copy_bytes_;
+  for (std::size_t k = 0; k < plan_.given_early.size(); ++k) {
     const auto of = [&](const planned_move& m) { return m.slot == program_().parameters[k]; };
     const auto last = std::find_if(plan_.moves.rbegin(), plan_.moves.rend(), of);
-    if (plan_.given[k] && last != plan_.moves.rend()) last->last_fetch_before_update = true;
+    if (plan_.given_early[k] && last != plan_.moves.rend()) last->last_fetch_before_update = true;
   }
-  for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
+  for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep_for_caller(v));
   std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
-  for (std::size_t k = 0; k < plan_.given.size(); ++k) {
-    if (plan_.given[k] || plan_.leaves[k] != none) {
+  for (std::size_t k = 0; k < plan_.given_early.size(); ++k) {
+    if (plan_.given_early[k] || plan_.gradient_sends[k] != none) {
       plan_.copy_grad.push_back(false);
       plan_.parameter_grads.emplace_back();
       continue;
@@ -128,13 +131,13 @@ void memory_planner::finish() {
                                    return t.first == l.buffer && t.second.first < range.second && range.first < t.second.second;
                                  }));
     if (sum)
-      plan_.sums.push_back(program_().values[l.value].slot);
+      plan_.sum_slots.push_back(program_().values[l.value].slot);
     else if (shared)
       plan_.outside += rounded(range.second - range.first);
     else
       taken.emplace_back(l.buffer, range);
     if (zones_ && !sum && !shared) {
-      keep(program_().parameter_grads[k]);
+      keep_for_caller(program_().parameter_grads[k]);
       plan_.outside += rounded(range.second - range.first);  // memory for autograd's sum with gradients of other steps
     }
     plan_.copy_grad.push_back(shared);
@@ -157,7 +160,7 @@ void memory_planner::note_reads() {
   plan_.reads.outside.assign(outside.begin(), outside.end());
 }
 
-void memory_planner::leave_to_allocator() {
+void memory_planner::place_by_allocator() {
   plan_.by_allocator = true;
   const auto end = time(schedule_.steps.size() + 1);
   std::vector<allocation> list;
@@ -167,9 +170,9 @@ void memory_planner::leave_to_allocator() {
     x.outside = true;
     const auto dies = x.dies < 0 ? end : std::max(x.dies, x.born + 1);
     list.push_back({x.born, dies, rounded(x.bytes)});
-    if (x.born < loss_ && loss_ < dies) plan_.held += rounded(x.bytes);
-    if (x.dies < 0 || begun_.empty()) continue;
-    const auto last = std::lower_bound(begun_.begin(), begun_.end(), x.dies) - begun_.begin();
+    if (x.born < loss_time_ && loss_time_ < dies) plan_.held += rounded(x.bytes);
+    if (x.dies < 0 || step_times_.empty()) continue;
+    const auto last = std::lower_bound(step_times_.begin(), step_times_.end(), x.dies) - step_times_.begin();
     plan_.steps[static_cast<std::size_t>(std::max<std::ptrdiff_t>(last, 1) - 1)].frees.push_back(b);
   }
   plan_.arena = plan_.live = peak_load_of(list).bytes;
@@ -186,7 +189,7 @@ void memory_planner::place(const layout_options& o) {
     auto& x = plan_.buffers[b];
     if (x.outside || x.bytes == 0) continue;
     const auto dies = x.dies < 0 ? end : std::max(x.dies, x.born + 1);
-    const bool stays = x.born < loss_ && loss_ < dies;
+    const bool stays = x.born < loss_time_ && loss_time_ < dies;
     if (stays) held += rounded(x.bytes);
     x.working = zones_ && !stays;
     auto& z = x.working ? working : arena;
@@ -205,10 +208,10 @@ void memory_planner::place(const layout_options& o) {
   plan_.arena = bytes_of(arena);
   plan_.working = bytes_of(working);
   plan_.held += zones_ ? plan_.arena : held;
-  const auto beyond = lay_out(far_, {.alignment = o.alignment, .tries = 0});
-  for (std::size_t i = 0; i < far_.size(); ++i) plan_.moves[far_of_[i]].far = beyond.offsets[i];
+  const auto beyond = lay_out(far_ranges_, {.alignment = o.alignment, .tries = 0});
+  for (std::size_t i = 0; i < far_ranges_.size(); ++i) plan_.moves[far_moves_[i]].far = beyond.offsets[i];
   for (auto& m : plan_.moves) {
-    if (m.brings != none) m.far = plan_.moves[m.brings].far;
+    if (m.brings_back != none) m.far = plan_.moves[m.brings_back].far;
     TORCH_CHECK(!plan_.buffers[m.buffer].kept, "a value that the caller gets is moved");
   }
   plan_.far = beyond.arena;

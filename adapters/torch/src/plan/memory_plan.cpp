@@ -17,7 +17,7 @@ bytes_t execution_plan::far_bytes() const { return data_->far; }
 std::pair<bytes_t, bytes_t> execution_plan::moved_bytes() const {
   std::pair<bytes_t, bytes_t> sum;
   for (const auto& m : data_->moves)
-    if (m.slot == none && m.gradient == none) (m.brings == none ? sum.first : sum.second) += m.bytes;
+    if (m.slot == none && m.gradient == none) (m.brings_back == none ? sum.first : sum.second) += m.bytes;
   return sum;
 }
 bytes_t execution_plan::fetched_bytes() const {
@@ -31,7 +31,7 @@ bytes_t execution_plan::outside_bytes() const { return data_->outside; }
 std::size_t execution_plan::operations() const { return data_->steps.size(); }
 std::size_t execution_plan::recomputed() const { return data_->recomputed; }
 const program& execution_plan::step() const { return *data_->step; }
-const std::string& execution_plan::why_addresses_move() const { return data_->moving_because; }
+const std::string& execution_plan::why_addresses_move() const { return data_->why_addresses_move; }
 bool execution_plan::placed() const { return !data_->by_allocator; }
 const execution_plan::reads& execution_plan::read_in_backward() const { return data_->reads; }
 

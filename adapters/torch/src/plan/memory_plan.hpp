@@ -42,11 +42,11 @@ struct placed_call {
 /// A copy of a value: to far memory, back from far memory, or from the caller's memory (a fetch).
 struct planned_move {
   index_t value = none, buffer = none;
-  bytes_t bytes = 0;        ///< size of the copy: bytes of the value, rounded up
-  bytes_t far = 0;          ///< offset in far memory
-  index_t brings = none;    ///< the move to far memory whose bytes it brings back, or none
-  index_t slot = none;      ///< slot of the caller's tensor that it fetches, or none; neither this nor `brings`: it sends
-  index_t gradient = none;  ///< parameter whose gradient it sends to the caller's memory, or none
+  bytes_t bytes = 0;           ///< size of the copy: bytes of the value, rounded up
+  bytes_t far = 0;             ///< offset in far memory
+  index_t brings_back = none;  ///< the move to far memory whose bytes it brings back, or none
+  index_t slot = none;         ///< slot of the caller's tensor that it fetches, or none; neither this nor `brings_back`: it sends
+  index_t gradient = none;     ///< parameter whose gradient it sends to the caller's memory, or none
   bool last_fetch_before_update = false;  ///< last fetch of a weight with a given gradient: its receiver may step the weight soon
   std::vector<index_t> after = {};        ///< moves that must be done before it begins
 };
@@ -58,7 +58,7 @@ struct move_step {
 };
 
 /// A gradient that the step gives to the caller.
-struct gift {
+struct early_gradient {
   index_t parameter = none;  ///< position in `program::parameters`
   location at;
   bool copy = false;  ///< other values share its bytes, so the caller gets a copy
@@ -70,8 +70,8 @@ struct node_run {
   std::vector<move_step> moves;  ///< begin before the copies and calls
   std::vector<placed_call> calls;
   std::vector<std::pair<location, location>> copies;  ///< {old, new}, made before the calls
-  std::vector<index_t> blocks;      ///< per block of the script: its buffer; none: memory of the ordinary allocator
-  std::vector<gift> gifts = {};     ///< after the calls
+  std::vector<index_t> blocks;  ///< per block of the script: its buffer; none: memory of the ordinary allocator
+  std::vector<early_gradient> early_gradients = {};  ///< after the calls
   std::vector<index_t> frees = {};  ///< buffers outside of the arena that go back to the allocator after the step
 };
 
@@ -84,13 +84,13 @@ struct execution_plan::data {
   std::vector<move_step> after_forward, after_backward;
   std::vector<buffer> buffers;
   std::vector<location> outputs, assumed_zero, parameter_grads, input_grads;
-  std::vector<bool> copy_grad;  ///< per parameter: the caller gets a copy of its gradient, because other values share the bytes
-  std::vector<bool> given;      ///< per parameter: its gradient is a gift; the backward does not return it
-  std::vector<index_t> copied;  ///< per slot: buffer for a copy of the caller's tensor, or none: read in place. Empty: addresses
-                                ///< change from step to step
-  std::string moving_because;   ///< why addresses change although fixed ones were requested
-  std::vector<index_t> leaves;  ///< per parameter: the move that sends its gradient to the host, or none
-  std::vector<index_t> sums;    ///< per parameter: slot to which its gradient is added; empty: gradients are returned
+  std::vector<bool> copy_grad;    ///< per parameter: the caller gets a copy of its gradient, because other values share the bytes
+  std::vector<bool> given_early;  ///< per parameter: its gradient is an early gradient; the backward does not return it
+  std::vector<index_t> slot_copies;     ///< per slot: buffer for a copy of the caller's tensor, or none: read in place. Empty:
+                                        ///< addresses change from step to step
+  std::string why_addresses_move;       ///< why addresses change although fixed ones were requested
+  std::vector<index_t> gradient_sends;  ///< per parameter: the move that sends its gradient to the host, or none
+  std::vector<index_t> sum_slots;       ///< per parameter: slot to which its gradient is added; empty: gradients are returned
   execution_plan::reads reads;
   struct saved_states {
     bool before = false, after = false;

@@ -48,10 +48,10 @@ std::string reason_to_move(const program& p) {
 memory_planner::memory_planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles)
     : schedule_(without_tiers(s)),
       profiles_(profiles),
-      now_(step->values.size(), none),
-      sent_(now_),
-      leaving_(now_),
-      coming_(now_) {
+      buffer_of_(step->values.size(), none),
+      send_of_(buffer_of_),
+      unfinished_sends_(buffer_of_),
+      unfinished_arrivals_(buffer_of_) {
   plan_.step = std::move(step);
   TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
 }
@@ -60,25 +60,25 @@ std::unique_ptr<execution_plan::data> memory_planner::run(layout_options o, byte
   const bool fixed = how == placing::fixed;
   zones_ = how == placing::zones;
   by_allocator_ = how == placing::by_allocator;
-  if (!device_of_step(program_()).is_cpu()) o.alignment = unit_ = std::max(o.alignment, accelerator_alignment);
+  if (!device_of_step(program_()).is_cpu()) o.alignment = allocation_unit_ = std::max(o.alignment, accelerator_alignment);
   plan_.in_place = in_place;
   find_fetched();
   check();
-  if (fixed) plan_.moving_because = reason_to_move(program_());
+  if (fixed) plan_.why_addresses_move = reason_to_move(program_());
   if (by_allocator_) {
     if (has_copies(schedule_))
       throw bad_schedule(0, "it moves values, and memory of the device has no addresses to move them from");
-    plan_.moving_because = "memory of " + device_of_step(program_()).str() + " has no fixed addresses";
+    plan_.why_addresses_move = "memory of " + device_of_step(program_()).str() + " has no fixed addresses";
   }
-  if (fixed && plan_.moving_because.empty()) plan_.copied.assign(program_().slots.size(), none);
-  copy_given(role::input, 0);
+  if (fixed && plan_.why_addresses_move.empty()) plan_.slot_copies.assign(program_().slots.size(), none);
+  reserve_slot_copies(role::input, 0);
   std::vector<bool> has_run(program_().nodes.size(), false);
   plan_.saves.resize(program_().nodes.size());
-  plan_.given = has_early_gradient(program_());
-  plan_.leaves.resize(program_().parameters.size(), none);
+  plan_.given_early = has_early_gradient(program_());
+  plan_.gradient_sends.resize(program_().parameters.size(), none);
   for (const auto k : leaving_gradients(program_()))
-    leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = static_cast<index_t>(k);
-  if (std::find(plan_.given.begin(), plan_.given.end(), true) != plan_.given.end()) find_gifts();
+    gradient_to_host_[program_().views[program_().parameter_grads[k]].value] = static_cast<index_t>(k);
+  if (std::find(plan_.given_early.begin(), plan_.given_early.end(), true) != plan_.given_early.end()) find_early_gradients();
   for (const auto& n : program_().nodes) note_origin(n.starts);
   note_origin(program_().after_forward);
   note_origin(program_().after_backward);
@@ -93,21 +93,21 @@ std::unique_ptr<execution_plan::data> memory_planner::run(layout_options o, byte
     } else if (what == action::prefetch) {
       bring_back(which, i, o.alignment);
     } else if (which == program_().loss) {
-      loss_ = time(i);
-      leave_forward();
-      copy_given(role::output_grad, i);
+      loss_time_ = time(i);
+      end_forward();
+      reserve_slot_copies(role::output_grad, i);
     } else {
       const bool again = has_run[which];
       has_run[which] = true;
       if (again && program_().nodes[which].random) plan_.saves[which].before = true;
       plan_.recomputed += again;
       compute(i, which, again);
-      give(i);
+      give_early_gradients(i);
     }
   }
   finish();
   note_reads();
-  by_allocator_ ? leave_to_allocator() : place(o);
+  by_allocator_ ? place_by_allocator() : place(o);
   return std::make_unique<execution_plan::data>(std::move(plan_));
 }
 
@@ -167,26 +167,27 @@ location memory_planner::where(index_t v) const {
   const bool in_place = from_outside(program_(), v) && (fetched_.empty() || !fetched_[v]);
   if (in_place && program_().values[v].slot != none && program_().slots[program_().values[v].slot].on_host)
     throw bad_schedule(schedule_.steps.size(), program_().values[v].name + " is on the host and never fetched");
-  return {in_place ? none : now_[v], v};
+  return {in_place ? none : buffer_of_[v], v};
 }
 
 void memory_planner::send(index_t v, std::size_t i, bytes_t alignment) {
-  if (v >= now_.size() || sent_[v] != none) return;  // a recomputed value has the same bytes, so the copy in far memory is valid
-  if (const auto g = leaving_gradient_.find(v); g != leaving_gradient_.end()) {
-    planned_move m{v, now_[v], program_().values[v].bytes};
+  if (v >= buffer_of_.size() || send_of_[v] != none)
+    return;  // a recomputed value has the same bytes, so the copy in far memory is valid
+  if (const auto g = gradient_to_host_.find(v); g != gradient_to_host_.end()) {
+    planned_move m{v, buffer_of_[v], program_().values[v].bytes};
     m.gradient = g->second;
-    plan_.leaves[g->second] = sent_[v] = leaving_[v] = begin(std::move(m));
+    plan_.gradient_sends[g->second] = send_of_[v] = unfinished_sends_[v] = begin(std::move(m));
     return;
   }
-  planned_move m{v, now_[v], aligned(program_().values[v].bytes, alignment)};
-  if (coming_[v] != none) m.after.push_back(coming_[v]);
-  sent_[v] = leaving_[v] = begin(std::move(m));
-  far_.push_back({time(i), time(i) + 1, plan_.moves.back().bytes});
-  far_of_.push_back(sent_[v]);
+  planned_move m{v, buffer_of_[v], aligned(program_().values[v].bytes, alignment)};
+  if (unfinished_arrivals_[v] != none) m.after.push_back(unfinished_arrivals_[v]);
+  send_of_[v] = unfinished_sends_[v] = begin(std::move(m));
+  far_ranges_.push_back({time(i), time(i) + 1, plan_.moves.back().bytes});
+  far_moves_.push_back(send_of_[v]);
 }
 
 void memory_planner::bring_back(index_t v, std::size_t i, bytes_t alignment) {
-  if (v >= now_.size()) return;
+  if (v >= buffer_of_.size()) return;
   const auto& what = program_().values[v];
   planned_move m{v, new_buffer(what.bytes, time(i)), aligned(what.bytes, alignment)};
   if (!fetched_.empty() && fetched_[v]) {
@@ -194,29 +195,29 @@ void memory_planner::bring_back(index_t v, std::size_t i, bytes_t alignment) {
     plan_.buffers[m.buffer].fetched = true;
     m.bytes = what.bytes;
   } else {
-    m.brings = sent_[v];
-    m.after.push_back(sent_[v]);
+    m.brings_back = send_of_[v];
+    m.after.push_back(send_of_[v]);
   }
-  enter(v, m.buffer, time(i));
-  coming_[v] = begin(std::move(m));
+  move_in(v, m.buffer, time(i));
+  unfinished_arrivals_[v] = begin(std::move(m));
 }
 
 index_t memory_planner::begin(planned_move m) {
   const auto k = static_cast<index_t>(plan_.moves.size());
   plan_.moves.push_back(std::move(m));
-  pending_.push_back({k, false});
+  pending_moves_.push_back({k, false});
   return k;
 }
 
 void memory_planner::wait_for(index_t v, std::size_t i) {
-  if (v >= now_.size()) return;
-  for (auto* moves : {&leaving_, &coming_}) {
+  if (v >= buffer_of_.size()) return;
+  for (auto* moves : {&unfinished_sends_, &unfinished_arrivals_}) {
     const auto k = std::exchange((*moves)[v], none);
     if (k == none) continue;
-    pending_.push_back({k, true});
-    if (sent_[v] == none) continue;
-    const auto place = std::lower_bound(far_of_.begin(), far_of_.end(), sent_[v]) - far_of_.begin();
-    if (plan_.moves[sent_[v]].gradient == none) far_[static_cast<std::size_t>(place)].death = time(i) + 1;
+    pending_moves_.push_back({k, true});
+    if (send_of_[v] == none) continue;
+    const auto place = std::lower_bound(far_moves_.begin(), far_moves_.end(), send_of_[v]) - far_moves_.begin();
+    if (plan_.moves[send_of_[v]].gradient == none) far_ranges_[static_cast<std::size_t>(place)].death = time(i) + 1;
   }
 }
 
@@ -226,11 +227,11 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   for (auto v : node.inputs) {
     const bool overwritten =
         std::any_of(node.overwrites.begin(), node.overwrites.end(), [&](const auto& versions) { return versions.first == v; });
-    if (overwritten || coming_[v] != none) wait_for(v, i);
+    if (overwritten || unfinished_arrivals_[v] != none) wait_for(v, i);
   }
   for (auto v : node.outputs)
-    if (now_[v] != none) wait_for(v, i);
-  node_run s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
+    if (buffer_of_[v] != none) wait_for(v, i);
+  node_run s{n, again, std::exchange(pending_moves_, {}), {}, {}, {}, {}};
   std::map<index_t, location> here;  // outputs, and versions that share their buffers
 
   for (const auto& [old, fresh] : node.overwrites) {
@@ -269,13 +270,13 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
     s.calls.push_back(std::move(placed));
   }
   for (auto v : node.outputs)
-    if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
+    if (const auto found = here.find(v); found != here.end()) move_in(v, found->second.buffer, time(i + 1));
   for (const auto& [v, l] : here)
     if (plan_.buffers[l.buffer].values == 0) plan_.buffers[l.buffer].dies = time(i + 1);  // no later step reads it
   const auto workspace = profiles_.nodes[n]->workspace;
   if (by_allocator_ && script.blocks.empty() && workspace > 0) plan_.buffers[new_buffer(workspace, time(i))].dies = time(i + 1);
-  begun_.push_back(time(i));
-  elsewhere_ = std::max(elsewhere_, profiles_.nodes[n]->elsewhere);
+  step_times_.push_back(time(i));
+  other_threads_peak_ = std::max(other_threads_peak_, profiles_.nodes[n]->other_threads_bytes);
   plan_.steps.push_back(std::move(s));
   plan_.scripts.push_back(script);
 }

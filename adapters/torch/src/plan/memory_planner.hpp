@@ -42,15 +42,15 @@ class memory_planner {
     plan_.buffers.push_back({bytes, born});
     return static_cast<index_t>(plan_.buffers.size() - 1);
   }
-  void leave(index_t b, std::int64_t when) {
+  void release(index_t b, std::int64_t when) {
     if (b != none && --plan_.buffers[b].values == 0) plan_.buffers[b].dies = when;
   }
   void drop(index_t v, std::int64_t when) {
-    if (v < now_.size()) leave(std::exchange(now_[v], none), when);  // others are tokens, which only order nodes
+    if (v < buffer_of_.size()) release(std::exchange(buffer_of_[v], none), when);  // others are tokens, which only order nodes
   }
-  void enter(index_t v, index_t b, std::int64_t when) {
+  void move_in(index_t v, index_t b, std::int64_t when) {
     ++plan_.buffers[b].values;
-    leave(std::exchange(now_[v], b), when);  // if the old copy is still there, the recomputed value replaces it
+    release(std::exchange(buffer_of_[v], b), when);  // if the old copy is still there, the recomputed value replaces it
   }
   location where(index_t v) const;
 
@@ -70,19 +70,19 @@ class memory_planner {
   void compute(std::size_t i, index_t n, bool again);
 
   /// Sets when each gradient is given: once no later step reads its parameter. This may be later than in the schedule.
-  void find_gifts();
+  void find_early_gradients();
   /// The gradient of parameter `k` overlaps the gradient of another parameter.
   bool shares_bytes(index_t k) const;
   /// Gives the gradients that are due after step `i`. A gradient that the schedule gives at `i` but that is due later is held.
-  void give(std::size_t i);
+  void give_early_gradients(std::size_t i);
 
   /// Ends the forward: hands the outputs to the caller.
-  void leave_forward();
-  location keep(index_t view);
+  void end_forward();
+  location keep_for_caller(index_t view);
   /// With fixed addresses: reserves buffers for copies of the caller's tensors, from step `i` on.
-  void copy_given(role from, std::size_t i);
+  void reserve_slot_copies(role from, std::size_t i);
   /// Bytes that an allocator takes for a request of `bytes`.
-  bytes_t rounded(bytes_t bytes) const { return aligned(bytes, unit_); }
+  bytes_t rounded(bytes_t bytes) const { return aligned(bytes, allocation_unit_); }
 
   void finish();
 
@@ -94,28 +94,29 @@ class memory_planner {
   }
   void place(const layout_options& o);
   /// Replaces `place` where the device's allocator chooses addresses: computes the peak, and when each buffer goes back.
-  void leave_to_allocator();
+  void place_by_allocator();
 
   const schedule schedule_;
   const program_profile& profiles_;
-  std::multimap<std::size_t, gift> gifts_;  ///< by the step after which they are given
-  std::map<index_t, int> held_gifts_;       ///< per buffer: number of pending gifts in it
-  bytes_t gift_copies_ = 0;                 ///< bytes of the largest gift that is a copy
+  std::multimap<std::size_t, early_gradient> early_gradients_;  ///< by the step after which they are given
+  std::map<index_t, int> held_early_gradients_;                 ///< per buffer: early gradients in it that are not given yet
+  bytes_t early_copy_bytes_ = 0;                                ///< bytes of the largest early gradient that is a copy
   execution_plan::data plan_;
   bool zones_ = false;
   bool by_allocator_ = false;
-  std::int64_t loss_ = 0;                        ///< time at which the forward ends
-  bytes_t unit_ = 64;                            ///< granularity of allocations outside of the arena, bytes
-  bytes_t elsewhere_ = 0;                        ///< peak of the bytes that other threads allocate in a step
+  std::int64_t loss_time_ = 0;                   ///< time at which the forward ends
+  bytes_t allocation_unit_ = 64;                 ///< granularity of allocations outside of the arena, bytes
+  bytes_t other_threads_peak_ = 0;               ///< peak of the bytes that other threads allocate in a step
   std::vector<bool> fetched_;                    ///< per value: the schedule fetches it; empty: it fetches none
-  std::map<index_t, index_t> leaving_gradient_;  ///< from a gradient's value to its parameter on the host
-  std::vector<index_t> now_;                     ///< per value: its buffer; none: not on the device
-  std::vector<index_t> sent_;                    ///< per value: the move that sent it, or none
-  std::vector<index_t> leaving_, coming_;        ///< per value: its move away or back that no step has waited for yet
-  std::vector<std::int64_t> begun_;              ///< per step of the plan: the time at which it begins
-  std::vector<move_step> pending_;               ///< begins and waits to place before the next step
-  std::vector<allocation> far_;                  ///< live ranges of sent values in far memory
-  std::vector<index_t> far_of_;                  ///< parallel to `far_`: the moves
+  std::map<index_t, index_t> gradient_to_host_;  ///< from a gradient's value to its parameter on the host
+  std::vector<index_t> buffer_of_;               ///< per value: its buffer; none: not on the device
+  std::vector<index_t> send_of_;                 ///< per value: the move that sent it, or none
+  std::vector<index_t> unfinished_sends_;        ///< per value: its move away that no step has waited for yet
+  std::vector<index_t> unfinished_arrivals_;     ///< per value: its move back that no step has waited for yet
+  std::vector<std::int64_t> step_times_;         ///< per step of the plan: the time at which it begins
+  std::vector<move_step> pending_moves_;         ///< begins and waits to place before the next step
+  std::vector<allocation> far_ranges_;           ///< live ranges of sent values in far memory
+  std::vector<index_t> far_moves_;               ///< parallel to `far_ranges_`: the moves
 };
 
 }  // namespace remat::pytorch

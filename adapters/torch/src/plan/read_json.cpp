@@ -278,7 +278,7 @@ planned_program read_planned_program(std::istream& in, const document_limits& l)
     }
   }
   std::istringstream schedule(d.at("schedule").dump());
-  plan.found = read_schedule(schedule, l).result;
+  plan.result = read_schedule(schedule, l).result;
   return plan;
 }
 

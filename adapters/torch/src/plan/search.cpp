@@ -81,15 +81,15 @@ std::optional<std::string> key_of_plan(const captured_step& s, bytes_t available
   auto solver = known && *known == &solve_by_default ? "automatic" : o.solver_name;
   if (s.far.memory && o.copies && !solver.empty())
     solver += " with " + s.far.memory->name() + " of " + std::to_string(s.far.memory->limit());
-  for (index_t v = 0; v < s.p.values().size() && !s.p.plain() && !solver.empty(); ++v)
-    if (s.p.values()[v].starts != device_tier) solver += " fetched " + std::to_string(v);
+  for (index_t v = 0; v < s.problem.values().size() && !s.problem.plain() && !solver.empty(); ++v)
+    if (s.problem.values()[v].starts != device_tier) solver += " fetched " + std::to_string(v);
   return o.cache.key(*s.step, available, solver, l);
 }
 
 /// A lower bound on the plan's bytes over all layouts; no layout may reach it.
 bytes_t least_needed(const execution_plan& run) { return run.needed_bytes() - run.arena_bytes() + run.live_peak(); }
 
-std::shared_ptr<const execution_plan> with_layout(const captured_step& s, const schedule& steps, bool zones, std::size_t tries) {
+std::shared_ptr<const execution_plan> laid_out(const captured_step& s, const schedule& steps, bool zones, std::size_t tries) {
   auto o = s.layouts;
   o.tries = tries;
   if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
@@ -97,10 +97,10 @@ std::shared_ptr<const execution_plan> with_layout(const captured_step& s, const 
 }
 
 /// @param room target in bytes; 0: as few as possible
-std::shared_ptr<const execution_plan> with_memory(const captured_step& s, const schedule& steps, bool zones, bytes_t room) {
-  auto run = with_layout(s, steps, zones, s.layouts.tries);
+std::shared_ptr<const execution_plan> laid_out_within(const captured_step& s, const schedule& steps, bool zones, bytes_t room) {
+  auto run = laid_out(s, steps, zones, s.layouts.tries);
   if (s.layouts.tries == 0 && run->needed_bytes() > room && (least_needed(*run) <= room || room == 0))
-    run = with_layout(s, steps, zones, layout_options().tries);
+    run = laid_out(s, steps, zones, layout_options().tries);
   return run;
 }
 
@@ -151,26 +151,26 @@ problem without_sends(const problem& p) {
 
 std::shared_ptr<plan> lay_out_plan(const captured_step& s, const schedule& steps, bytes_t room, bool zones) {
   auto made = std::make_shared<plan>();
-  made->steps = steps;
-  made->run = with_memory(s, steps, zones, room);
+  made->schedule = steps;
+  made->execution = laid_out_within(s, steps, zones, room);
   made->zones = zones;
-  made->found = as_result(s.p, steps);
+  made->result = as_result(s.problem, steps);
   return made;
 }
 
 std::shared_ptr<const plan> take_over(const captured_step& s, bytes_t available, const captured_step& other) {
   const auto begin = clock::now();
   const auto homes = [](const value& a, const value& b) { return a.starts == b.starts; };
-  const auto &mine = s.p.values(), &theirs = other.p.values();
+  const auto &mine = s.problem.values(), &theirs = other.problem.values();
   if (!std::equal(mine.begin(), mine.end(), theirs.begin(), theirs.end(), homes)) return nullptr;
   std::vector<std::shared_ptr<const plan>> known;  // fastest first
   for (const auto& [bytes, plan] : other.plans)
-    if (s.p.plain() || plan != other.store_all) known.push_back(plan);
-  std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
+    if (s.problem.plain() || plan != other.store_all) known.push_back(plan);
+  std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->result.seconds < b->result.seconds; });
   for (const auto& k : known) {
-    auto made = lay_out_plan(s, k->steps, available);
-    if (!has_room(s, *made->run, available)) continue;
-    made->found.solver = k->found.solver;
+    auto made = lay_out_plan(s, k->schedule, available);
+    if (!has_room(s, *made->execution, available)) continue;
+    made->result.solver = k->result.solver;
     made->fallback = k->fallback;
     made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
     made->unfinished = true;
@@ -180,16 +180,16 @@ std::shared_ptr<const plan> take_over(const captured_step& s, bytes_t available,
   return nullptr;
 }
 
-std::shared_ptr<const plan> glance(const captured_step& s, bytes_t available, const search_options& o) {
+std::shared_ptr<const plan> quick_search(const captured_step& s, bytes_t available, const search_options& o) {
   const auto begin = clock::now();
   auto l = o.limits;
   l.seconds = std::min(l.seconds, 0.05);
-  const auto r = o.solver(s.p, s.p.held_bytes() + available, l, o.watch);
+  const auto r = o.solver(s.problem, s.problem.held_bytes() + available, l, o.watch);
   if (!r.found()) return nullptr;
   const auto made = lay_out_plan(s, r.schedule, available);
-  if (!has_room(s, *made->run, available)) return nullptr;
-  made->found.solver = r.solver;
-  made->found.bound = bounds_without_search(s.p).seconds;
+  if (!has_room(s, *made->execution, available)) return nullptr;
+  made->result.solver = r.solver;
+  made->result.bound = bounds_without_search(s.problem).seconds;
   made->unfinished = true;
   made->plan_seconds = since(begin);
   return made;
@@ -198,14 +198,14 @@ std::shared_ptr<const plan> glance(const captured_step& s, bytes_t available, co
 namespace {
 
 /// Lays out a cached schedule. Null if it does not fit or is not valid.
-std::shared_ptr<plan> laid_out_again(const captured_step& s, bytes_t available, const result& earlier) {
+std::shared_ptr<plan> laid_out_from_cache(const captured_step& s, bytes_t available, const result& earlier) {
   try {
     auto made = lay_out_plan(s, earlier.schedule, available);
-    if (!has_room(s, *made->run, available)) return nullptr;
-    made->found.status = earlier.status;
-    made->found.solver = earlier.solver;
+    if (!has_room(s, *made->execution, available)) return nullptr;
+    made->result.status = earlier.status;
+    made->result.solver = earlier.solver;
     made->fallback = earlier.solver == smallest_budget_search;
-    made->found.bound = std::min(earlier.bound, made->found.seconds);
+    made->result.bound = std::min(earlier.bound, made->result.seconds);
     return made;
   } catch (const bad_schedule&) {  // damaged, or a hash collision
     return nullptr;
@@ -218,30 +218,30 @@ std::shared_ptr<plan> laid_out_again(const captured_step& s, bytes_t available, 
 std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
-  const auto whole = s.p.held_bytes() + available;
+  const auto whole = s.problem.held_bytes() + available;
   auto within = whole;
-  auto proven = bounds_without_search(s.p).seconds;
+  auto proven = bounds_without_search(s.problem).seconds;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
   bool restricted = !o.copies;
-  auto p = restricted ? with_slower_link(s.p, 0) : s.p;  // slower link if far memory is too small
-  constexpr int rounds = 4, most = 10;                   // after `rounds`, continue only while nothing fits
+  auto p = restricted ? with_slower_link(s.problem, 0) : s.problem;  // slower link if far memory is too small
+  constexpr int rounds = 4, max_rounds = 10;                         // after `rounds`, continue only while nothing fits
   auto margin = available / 200;
   bool rough = false;  // `best` has a quick layout; the search for a better one comes at the end
-  for (int round = 0; round < (best->run ? rounds : most) && within >= 0; ++round) {
+  for (int round = 0; round < (best->execution ? rounds : max_rounds) && within >= 0; ++round) {
     auto l = o.limits;
     l.seconds = std::max(std::min(0.1, l.seconds), (l.seconds - since(begin)) / std::max(1, rounds - round));
     auto r = o.solver(p, within, l, o.watch);
     if (!r.found()) {
       o.log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
-      if (best->run || within >= s.p.held_bytes() + 2 * available) break;
+      if (best->execution || within >= s.problem.held_bytes() + 2 * available) break;
       within += available / 4;  // the layout may need less than the model predicts
       continue;
     }
     if (within >= whole && !restricted) proven = std::max(proven, r.bound);
-    auto run = with_layout(s, r.schedule, false, 0);
+    auto run = laid_out(s, r.schedule, false, 0);
     const auto least = least_needed(*run);
     const bool close = run->far_bytes() > far || (run->needed_bytes() > available && least <= available);
-    if (close) run = with_memory(s, r.schedule, false, available);
+    if (close) run = laid_out_within(s, r.schedule, false, available);
     if (run->far_bytes() > far) {
       const auto share = static_cast<double>(far) / static_cast<double>(run->far_bytes());
       p = with_slower_link(p, round + 2 < rounds ? share * share : 0);
@@ -253,12 +253,12 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
     const auto excess = (need > available && least <= available ? need : least) - available;
     o.log("schedule of " + format_seconds(r.seconds) + " with " + std::to_string(r.recomputed) + " recomputations needs " +
           format_bytes(need) + " of " + format_bytes(available));
-    if (excess <= 0 && (!best->run || r.seconds < best->found.seconds)) {
-      best->run = run;
+    if (excess <= 0 && (!best->execution || r.seconds < best->result.seconds)) {
+      best->execution = run;
       rough = !close;
-      best->steps = r.schedule;
-      best->found = as_result(s.p, r.schedule);
-      best->found.solver = r.solver;
+      best->schedule = r.schedule;
+      best->result = as_result(s.problem, r.schedule);
+      best->result.solver = r.solver;
     }
     if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
     within -= excess;
@@ -267,10 +267,10 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
       margin *= 2;
     }
   }
-  if (!best->run) return nullptr;
-  if (rough) best->run = with_memory(s, best->steps, false, available);
-  best->found.bound = std::min(proven, best->found.seconds);
-  best->found.status = best->found.gap() <= o.limits.gap ? status::optimal : status::feasible;
+  if (!best->execution) return nullptr;
+  if (rough) best->execution = laid_out_within(s, best->schedule, false, available);
+  best->result.bound = std::min(proven, best->result.seconds);
+  best->result.status = best->result.gap() <= o.limits.gap ? status::optimal : status::feasible;
   best->plan_seconds = since(begin);
   return best;
 }
@@ -284,7 +284,7 @@ std::shared_ptr<const plan> search(const captured_step& s, bytes_t available, by
   if (brief) first_limits.seconds = o.first_seconds;
   const auto known = [&](const std::optional<std::string>& key) -> std::shared_ptr<plan> {
     const auto earlier = key ? o.cache.find(*key) : std::nullopt;
-    auto made = earlier ? laid_out_again(s, available, *earlier) : nullptr;
+    auto made = earlier ? laid_out_from_cache(s, available, *earlier) : nullptr;
     if (!made) return nullptr;
     made->plan_seconds = since(begin);
     o.log("plan of an earlier process");
@@ -301,9 +301,9 @@ std::shared_ptr<const plan> search(const captured_step& s, bytes_t available, by
   auto within = w.options();
   within.limits = first_limits;
   auto made = search_anew(s, available, within);
-  if (brief && made && made->found.gap() > o.limits.gap) {
+  if (brief && made && made->result.gap() > o.limits.gap) {
     made->unfinished = true;
-    if (first_key && !w.stopped()) o.cache.store(*first_key, made->found);
+    if (first_key && !w.stopped()) o.cache.store(*first_key, made->result);
     return made;
   }
   const auto fail = [&](const plan& least, bool early) { fail_over_budget(s, least, held_bytes + available, held_bytes, early); };
@@ -311,16 +311,16 @@ std::shared_ptr<const plan> search(const captured_step& s, bytes_t available, by
     auto look = w.options();
     look.limits.seconds = std::min(look.limits.seconds, 2 * o.first_seconds + look.limits.seconds / 10);
     const auto least = leanest(s, look);
-    if (least->run->needed_bytes() > available + available / 10) fail(*least, true);
+    if (least->execution->needed_bytes() > available + available / 10) fail(*least, true);
     within.limits.seconds = std::max(o.first_seconds, o.limits.seconds - since(begin));
     made = search_anew(s, available, within);
   }
   std::shared_ptr<const plan> found = made;
   if (!found) {
     found = leanest(s, w.options());
-    if (found->run->needed_bytes() > available) fail(*found, false);
+    if (found->execution->needed_bytes() > available) fail(*found, false);
   }
-  if (key && !w.stopped()) o.cache.store(*key, found->found);
+  if (key && !w.stopped()) o.cache.store(*key, found->result);
   return found;
 }
 
@@ -331,50 +331,50 @@ std::shared_ptr<const plan> leanest(const captured_step& s, const search_options
   const auto key = key_of_plan(s, smallest, o, {});
   const auto bound = s.least_budget;
   if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
-    if (const auto made = laid_out_again(s, max_bytes, *earlier)) {
-      made->found.budget_bound = std::max(bound, earlier->budget_bound);
+    if (const auto made = laid_out_from_cache(s, max_bytes, *earlier)) {
+      made->result.budget_bound = std::max(bound, earlier->budget_bound);
       return s.least = made;
     }
   const watched_search w(o);
   const auto least = std::make_shared<plan>();
   const auto find = [&](const problem& p) {
     std::vector<schedule> found;
-    least->found = smallest_budget(p, as_solver{w.options(), found}, o.limits, 0.01, w.options().watch);
-    if (least->found.status == status::not_applicable)
-      throw bad_option("the solver cannot plan for weights that are fetched: " + least->found.reason);
-    if (!least->found.found()) {  // the search had no time
-      least->found = as_result(p, fetch_once_schedule(p));
-      least->found.budget_bound = bounds_without_search(p).budget;
+    least->result = smallest_budget(p, as_solver{w.options(), found}, o.limits, 0.01, w.options().watch);
+    if (least->result.status == status::not_applicable)
+      throw bad_option("the solver cannot plan for weights that are fetched: " + least->result.reason);
+    if (!least->result.found()) {  // the search had no time
+      least->result = as_result(p, fetch_once_schedule(p));
+      least->result.budget_bound = bounds_without_search(p).budget;
     }
-    least->found.budget_bound = std::max(bound, least->found.budget_bound - s.counted_twice);
+    least->result.budget_bound = std::max(bound, least->result.budget_bound - s.counted_twice);
     // The plan with the least peak may have a larger layout than others: a gradient stays until the last read of its parameter.
-    const auto bytes_of = [&](const schedule& x) { return least_needed(*with_layout(s, x, false, 0)); };
-    auto needed = bytes_of(least->found.schedule);
+    const auto bytes_of = [&](const schedule& x) { return least_needed(*laid_out(s, x, false, 0)); };
+    auto needed = bytes_of(least->result.schedule);
     for (auto& other : found) {
       const auto bytes = bytes_of(other);
       if (bytes >= needed) continue;
       needed = bytes;
       auto leaner = as_result(p, other);
-      leaner.bound = least->found.bound;
-      leaner.budget_bound = least->found.budget_bound;
-      least->found = std::move(leaner);
+      leaner.bound = least->result.bound;
+      leaner.budget_bound = least->result.budget_bound;
+      least->result = std::move(leaner);
     }
-    least->found.solver = smallest_budget_search;
+    least->result.solver = smallest_budget_search;
     least->fallback = true;
-    least->steps = least->found.schedule;
-    least->run = with_memory(s, least->steps, false, 0);
+    least->schedule = least->result.schedule;
+    least->execution = laid_out_within(s, least->schedule, false, 0);
   };
-  find(s.p);
-  if (!has_room(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // far memory is too small
+  find(s.problem);
+  if (!has_room(s, *least->execution, max_bytes)) find(with_slower_link(s.problem, 0));  // far memory is too small
   if (w.stopped()) return least;
-  if (key) o.cache.store(*key, least->found);
+  if (key) o.cache.store(*key, least->result);
   return s.least = least;
 }
 
 [[noreturn]] void fail_over_budget(const captured_step& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
-  const auto store_all = s.store_all->run->needed_bytes();
-  const auto smallest = held_bytes + std::min(store_all, least.run->needed_bytes());
-  const auto bound = std::min(smallest, held_bytes + least.found.budget_bound - s.p.held_bytes());
+  const auto store_all = s.store_all->execution->needed_bytes();
+  const auto smallest = held_bytes + std::min(store_all, least.execution->needed_bytes());
+  const auto bound = std::min(smallest, held_bytes + least.result.budget_bound - s.problem.held_bytes());
   std::string largest;
   bytes_t most = -1;
   for (std::size_t i = 0; i < s.step->nodes.size(); ++i) {

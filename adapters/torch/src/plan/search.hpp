@@ -52,7 +52,7 @@ problem without_sends(const problem& p);
 schedule fetch_once_schedule(const problem& p);
 
 /// A plan from at most 0.05 s of the solver; null if none is found or it does not fit.
-std::shared_ptr<const plan> glance(const captured_step& s, bytes_t available, const search_options& o);
+std::shared_ptr<const plan> quick_search(const captured_step& s, bytes_t available, const search_options& o);
 
 /// The plan for the smallest budget that bisection finds. It is kept in `s` and in the cache. So a budget that a message called
 /// sufficient stays sufficient, however short a later search is.

@@ -170,7 +170,7 @@ void write_planned_program(std::ostream& out, const planned_program& plan) {
   json d = {{"format", "remat-plan"}, {"version", 1}, {"program", writer(*plan.step, {}).run()}, {"costs", json::array()}};
   for (const auto& n : plan.profiles.nodes) d["costs"].push_back(json(to_json(*n)));
   std::stringstream schedule;
-  write_schedule(schedule, plan.found, "step");
+  write_schedule(schedule, plan.result, "step");
   d["schedule"] = json::parse(schedule);
   out << remat::detail::dump(d);
 }

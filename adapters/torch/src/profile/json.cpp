@@ -20,7 +20,7 @@ nlohmann::json to_json(const allocation_script& s) {
 nlohmann::json to_json(const node_profile& p) {
   return {{"seconds", p.seconds},
           {"workspace", p.workspace},
-          {"elsewhere", p.elsewhere},
+          {"elsewhere", p.other_threads_bytes},
           {"first", to_json(p.first)},
           {"again", to_json(p.again)}};
 }
@@ -50,7 +50,8 @@ allocation_script script_from(const nlohmann::json& j, std::size_t outputs) {
 node_profile profile_from(const nlohmann::json& j, std::size_t outputs) {
   node_profile p{j.at("seconds").get<double>(), j.at("workspace").get<bytes_t>(), j.at("elsewhere").get<bytes_t>(),
                  script_from(j.at("first"), outputs), script_from(j.at("again"), outputs)};
-  if (!(p.seconds >= 0) || p.workspace < 0 || p.workspace > max_bytes || p.elsewhere < 0 || p.elsewhere > max_bytes)
+  if (!(p.seconds >= 0) || p.workspace < 0 || p.workspace > max_bytes || p.other_threads_bytes < 0 ||
+      p.other_threads_bytes > max_bytes)
     throw bad_document("a cost is out of range");
   return p;
 }

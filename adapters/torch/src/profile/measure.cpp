@@ -60,9 +60,10 @@ node_profile measure(const program& step, const node& n, double seconds) {
   p.first = record(false);
   if (is_twofold(n)) b.run(true, no_scope);
   p.again = is_twofold(n) ? record(true) : p.first;
-  p.seconds = b.seconds(p.first, seconds, p.elsewhere, p.undisturbed);
+  p.seconds = b.seconds(p.first, seconds, p.other_threads_bytes, p.undisturbed);
   // Threads may overlap in ways that the measurement did not show.
-  p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + node_bench::little);
+  p.other_threads_bytes =
+      std::min<bytes_t>(p.other_threads_bytes * at::get_num_threads(), p.other_threads_bytes + node_bench::other_work_bytes);
   return p;
 }
 
@@ -121,7 +122,7 @@ node_profile profile_like(const program& step, const node& n, const program& oth
   if (n.calls.empty()) return p;
   const auto growth = touched(step, n) / touched(other, of);
   p.seconds = like.seconds * growth;
-  p.elsewhere = static_cast<bytes_t>(static_cast<double>(like.elsewhere) * std::max(1.0, growth));
+  p.other_threads_bytes = static_cast<bytes_t>(static_cast<double>(like.other_threads_bytes) * std::max(1.0, growth));
   auto first = resized(like.first, step, n, other, of), second = resized(like.again, step, n, other, of);
   if (first && second && like.workspace == 0) {
     p.first = std::move(*first);
@@ -223,7 +224,7 @@ class cache_file {
   void forget() { unwritten_.clear(); }
 
  private:
-  static constexpr std::size_t most = 16 << 20;  ///< bytes; a larger file is started anew
+  static constexpr std::size_t max_file_bytes = 16 << 20;  ///< bytes; a larger file is started anew
 
   bool is_worth_while() const {
     constexpr std::size_t small = 256 << 10, per_entry = 4096;  // bytes
@@ -233,7 +234,7 @@ class cache_file {
   }
   nlohmann::json contents() const {
     try {
-      auto document = nlohmann::json::parse(read_file(path_, most));
+      auto document = nlohmann::json::parse(read_file(path_, max_file_bytes));
       if (document.at("format") == "remat-torch-profile" && document.at("version") == 3 && document.at("machines").is_object())
         return document;
     } catch (const std::exception&) {  // missing, damaged or too large: measure again

@@ -29,11 +29,11 @@ namespace remat::pytorch {
 class node_bench {
  public:
   /// Bytes of allocations by other threads that may belong to other work.
-  static constexpr bytes_t little = bytes_t{64} << 10;
+  static constexpr bytes_t other_work_bytes = bytes_t{64} << 10;
 
   node_bench(const program& step, const node& n) : step_(step), node_(n), on_(device_of(device_of_step(step))) {
     for (const auto& c : n.calls) {
-      for (const auto& o : c.operands) touch(o.view);
+      for (const auto& o : c.operands) add_operand(o.view);
       for (const auto& r : c.results) made_.push_back(step.views[r.view].value);
     }
     keep_written();
@@ -93,10 +93,10 @@ class node_bench {
   }
 
   /// Shortest time of several runs with allocations in an arena, as in an executed plan.
-  /// @param elsewhere gets the bytes that other threads allocated. Half of the runs need no more. Larger figures count only up to
-  ///                  `little`, since other work of the process may be among them
-  /// @param undisturbed gets whether the shortest run was undisturbed
-  double seconds(const allocation_script& s, double limit, bytes_t& elsewhere, bool& undisturbed) {
+  /// @param other_threads_bytes gets the bytes that other threads allocated. Half of the runs need no more. Larger figures
+  ///                            count only up to `other_work_bytes`, since other work of the process may be among them
+  /// @param undisturbed         gets whether the shortest run was undisturbed
+  double seconds(const allocation_script& s, double limit, bytes_t& other_threads_bytes, bool& undisturbed) {
     clear();
     std::vector<allocation> list;
     for (const auto& b : s.blocks) list.push_back({b.born, b.freed < 0 ? s.events + 1 : b.freed, b.bytes});
@@ -130,9 +130,9 @@ class node_bench {
     for (int k = 0; k < 2 || (k < 8 && since(begin) < limit); ++k) once();
     clear();
     std::sort(seen.begin(), seen.end());
-    elsewhere = seen[seen.size() / 2];
+    other_threads_bytes = seen[seen.size() / 2];
     for (auto bytes : seen)
-      if (bytes <= little) elsewhere = std::max(elsewhere, bytes);
+      if (bytes <= other_work_bytes) other_threads_bytes = std::max(other_threads_bytes, bytes);
     return shortest;
   }
 
@@ -233,7 +233,7 @@ class node_bench {
       written_.emplace_back(all, all.clone());
     }
   }
-  void touch(index_t v) {
+  void add_operand(index_t v) {
     const auto value = step_.views[v].value;
     if (std::find(made_.begin(), made_.end(), value) != made_.end() || storage_.count(value) || is_number(step_, v)) return;
     const auto& view = step_.views[v];

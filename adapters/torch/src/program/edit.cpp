@@ -13,7 +13,7 @@ std::set<index_t> handed_out(const program& step) {
   return values;
 }
 
-program only(program step, const std::vector<bool>& wanted) {
+program with_only(program step, const std::vector<bool>& wanted) {
   std::vector<index_t> value(step.values.size(), none), node_at(step.nodes.size(), none), view(step.views.size(), none);
   std::vector<bool> there(step.values.size());
   for (index_t v = 0; v < step.values.size(); ++v) there[v] = step.is_given(v);

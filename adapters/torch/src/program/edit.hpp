@@ -15,7 +15,7 @@ std::set<index_t> handed_out(const program& step);
 
 /// The program without unwanted nodes, and without values that no remaining node makes.
 /// @param wanted per node. True for the loss, and for every node that wanted nodes, targets and origins of draws refer to
-program only(program step, const std::vector<bool>& wanted);
+program with_only(program step, const std::vector<bool>& wanted);
 
 /// Inserts nodes behind nodes of the program.
 /// @param added per node of the program: the nodes to insert behind it. They must not draw

@@ -102,7 +102,7 @@ program folded(program step, c10::Device on) {
       step.constants.push_back(content_of(made.at(v)));
     }
   }
-  return only(std::move(step), wanted);
+  return with_only(std::move(step), wanted);
 }
 
 }  // namespace remat::pytorch

@@ -25,9 +25,9 @@ class overwriting {
         producer_(p_.values.size(), none),
         readers_(p_.values.size(), 0),
         wanted_(p_.nodes.size(), true),
-        became_(p_.values.size()),
-        apart_(handed_out(p_)) {
-    std::iota(became_.begin(), became_.end(), 0);
+        merged_into_(p_.values.size()),
+        results_of_step_(handed_out(p_)) {
+    std::iota(merged_into_.begin(), merged_into_.end(), 0);
     for (index_t i = 0; i < p_.nodes.size(); ++i) {
       for (auto v : p_.nodes[i].outputs) producer_[v] = i;
       for (auto v : p_.nodes[i].inputs) ++readers_[v];
@@ -42,13 +42,13 @@ class overwriting {
       for (auto& v : n.inputs) v = value(v);
       for (auto& [old, fresh] : n.overwrites) old = value(old);
     }
-    return only(std::move(p_), wanted_);
+    return with_only(std::move(p_), wanted_);
   }
 
  private:
   /// The value that a merged value is part of now.
   index_t value(index_t v) const {
-    while (became_[v] != v) v = became_[v];
+    while (merged_into_[v] != v) v = merged_into_[v];
     return v;
   }
 
@@ -70,7 +70,7 @@ class overwriting {
       const auto& v = p_.views[o.view];
       const auto maker = producer_[value(v.value)];
       if (o.element >= 0 || maker == none || maker == p_.loss || p_.nodes[maker].once) continue;
-      if (readers_[v.value] != 1 || apart_.count(v.value) ||
+      if (readers_[v.value] != 1 || results_of_step_.count(v.value) ||
           std::count_if(c.operands.begin(), c.operands.end(), [&](const auto& x) { return p_.views[x.view].value == v.value; }) !=
               1)
         continue;
@@ -106,19 +106,19 @@ class overwriting {
       if (producer_[value(v)] != maker &&
           std::none_of(to.inputs.begin(), to.inputs.end(), [&](index_t x) { return value(x) == value(v); }))
         to.inputs.push_back(v);
-    became_[result] = old;
+    merged_into_[result] = old;
     readers_[old] = readers_[result];
-    if (apart_.count(result)) apart_.insert(old);
+    if (results_of_step_.count(result)) results_of_step_.insert(old);
     from.outputs.clear();
     wanted_[i] = false;
   }
 
   program p_;
-  std::vector<index_t> producer_;     ///< per value
-  std::vector<std::size_t> readers_;  ///< per value: number of readers
-  std::vector<bool> wanted_;          ///< per node
-  std::vector<index_t> became_;       ///< per value: itself, or the value that it was merged into
-  std::set<index_t> apart_;           ///< results of the step, which must stay
+  std::vector<index_t> producer_;      ///< per value
+  std::vector<std::size_t> readers_;   ///< per value: number of readers
+  std::vector<bool> wanted_;           ///< per node
+  std::vector<index_t> merged_into_;   ///< per value: itself, or the value that it was merged into
+  std::set<index_t> results_of_step_;  ///< results of the step, which must stay
 };
 
 }  // namespace

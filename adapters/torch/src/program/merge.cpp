@@ -18,27 +18,31 @@ namespace {
 /// Value numbering: values with equal numbers have equal bytes.
 class numbering {
  public:
-  /// @param apart values that may equal no other value
-  numbering(const program& step, const std::set<index_t>& apart)
-      : step_(step), apart_(apart), same(step.values.size()), twin(step.nodes.size(), none), before(step.nodes.size()) {
-    std::iota(same.begin(), same.end(), index_t{0});
+  /// @param distinct values that may equal no other value
+  numbering(const program& step, const std::set<index_t>& distinct)
+      : step_(step),
+        distinct_(distinct),
+        representative(step.values.size()),
+        twin(step.nodes.size(), none),
+        before(step.nodes.size()) {
+    std::iota(representative.begin(), representative.end(), index_t{0});
     std::map<content, std::vector<index_t>> constants;
     for (index_t v = 0; v < step.values.size(); ++v) {
       if (step.from(v) != role::constant) continue;
       auto& equal = constants[step.constants[slot_of(v).position]];
       equal.push_back(v);
-      same[v] = *std::find_if(equal.begin(), equal.end(), [&](index_t w) {
+      representative[v] = *std::find_if(equal.begin(), equal.end(), [&](index_t w) {
         const auto &a = slot_of(w), &b = slot_of(v);
         return a.type == b.type && a.offset == b.offset && a.number == b.number;
       });
     }
-    state now = {generator_origin::forward, none};
+    state current = {generator_origin::forward, none};
     for (index_t i = 0; i < step.nodes.size(); ++i) {
-      if (i == step.loss) now = {generator_origin::backward, none};
+      if (i == step.loss) current = {generator_origin::backward, none};
       const auto& n = step.nodes[i];
-      if (n.random) before[i] = now = start(i, now);
-      look(i);
-      if (n.random) now = {generator_origin::after, twin[i] == none ? i : twin[i]};
+      if (n.random) before[i] = current = state_before(i, current);
+      number_results(i);
+      if (n.random) current = {generator_origin::after, twin[i] == none ? i : twin[i]};
     }
   }
 
@@ -48,11 +52,11 @@ class numbering {
  private:
   const slot& slot_of(index_t v) const { return step_.slots[step_.values[v].slot]; }
 
-  state start(index_t i, const state& now) const {
+  state state_before(index_t i, const state& current) const {
     const auto& o = step_.nodes[i].starts;
     switch (o.from) {
       case generator_origin::next:
-        return now;
+        return current;
       case generator_origin::before:
         return before[o.node];
       case generator_origin::after:
@@ -64,7 +68,7 @@ class numbering {
     }
   }
 
-  void look(index_t i) {
+  void number_results(index_t i) {
     const auto& n = step_.nodes[i];
     if (i == step_.loss || n.once) return;
     if (std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.numbers.empty(); })) return;
@@ -74,8 +78,8 @@ class numbering {
     std::vector<index_t> order;
     auto key = signature(step_, n, &order);
     const std::set<index_t> own(n.outputs.begin(), n.outputs.end());
-    for (auto v : order) key += own.count(v) ? "." : " " + std::to_string(same[v]);
-    for (const auto& [old, fresh] : n.overwrites) key += " w" + std::to_string(same[old]);
+    for (auto v : order) key += own.count(v) ? "." : " " + std::to_string(representative[v]);
+    for (const auto& [old, fresh] : n.overwrites) key += " w" + std::to_string(representative[old]);
     if (n.random) key += " d" + std::to_string(before[i].first) + "," + std::to_string(before[i].second);
     const auto [first, fresh] = seen_.emplace(std::move(key), named{i, order});
     if (fresh || i < step_.loss) return;
@@ -83,21 +87,22 @@ class numbering {
     std::vector<std::pair<index_t, index_t>> equal;  // pairs of equal results; tokens are not compared
     for (std::size_t k = 0; k < order.size(); ++k)
       if (own.count(order[k])) equal.emplace_back(order[k], theirs[k]);
-    if (std::any_of(equal.begin(), equal.end(), [&](const auto& e) { return apart_.count(e.first) || apart_.count(e.second); }))
+    if (std::any_of(equal.begin(), equal.end(),
+                    [&](const auto& e) { return distinct_.count(e.first) || distinct_.count(e.second); }))
       return;
-    for (const auto& [v, w] : equal) same[v] = w;
+    for (const auto& [v, w] : equal) representative[v] = w;
     twin[i] = j;
   }
 
   const program& step_;
-  const std::set<index_t>& apart_;
+  const std::set<index_t>& distinct_;
   using named = std::pair<index_t, std::vector<index_t>>;  ///< a node, and the values in its calls
   std::map<std::string, named> seen_;
 
  public:
-  std::vector<index_t> same;  ///< per value: the first value that equals it
-  std::vector<index_t> twin;  ///< per node: an earlier node that computes the same, or none
-  std::vector<state> before;  ///< per drawing node: the generator state before it
+  std::vector<index_t> representative;  ///< per value: the first value that equals it
+  std::vector<index_t> twin;            ///< per node: an earlier node that computes the same, or none
+  std::vector<state> before;            ///< per drawing node: the generator state before it
 };
 
 /// Per node, whether it must run: it stays after merging, and it has effects or a target needs it.
@@ -118,55 +123,57 @@ std::vector<bool> needed(const program& step, std::vector<bool> stays) {
 }  // namespace
 
 program merged(program step) {
-  auto apart = handed_out(step);
+  auto distinct = handed_out(step);
   for (;;) {
-    const numbering found(step, apart);
+    const numbering equal(step, distinct);
     std::vector<bool> stays(step.nodes.size());
-    for (std::size_t i = 0; i < stays.size(); ++i) stays[i] = found.twin[i] == none || has_token(step, step.nodes[i]);
-    const auto known = apart.size();
+    for (std::size_t i = 0; i < stays.size(); ++i) stays[i] = equal.twin[i] == none || has_token(step, step.nodes[i]);
+    const auto known = distinct.size();
     for (std::size_t i = 0; i < stays.size(); ++i)
       for (const auto& o : step.nodes[i].overwrites) {
         const auto& inputs = step.nodes[i].inputs;  // for example, the equal addend of a sum that overwrites the other addend
-        const bool reads =
-            std::any_of(inputs.begin(), inputs.end(), [&](index_t v) { return v != o.first && found.same[v] == o.first; });
-        if (stays[i] && (reads || found.same[o.first] != o.first || found.twin[i] != none)) apart.insert({o.first, o.second});
+        const bool reads = std::any_of(inputs.begin(), inputs.end(),
+                                       [&](index_t v) { return v != o.first && equal.representative[v] == o.first; });
+        if (stays[i] && (reads || equal.representative[o.first] != o.first || equal.twin[i] != none))
+          distinct.insert({o.first, o.second});
       }
-    if (apart.size() != known) continue;
-    if (std::all_of(found.twin.begin(), found.twin.end(), [](auto j) { return j == none; })) return step;
+    if (distinct.size() != known) continue;
+    if (std::all_of(equal.twin.begin(), equal.twin.end(), [](auto j) { return j == none; })) return step;
 
     // States of draws must refer to nodes that stay.
-    auto tell = [&](generator_origin& o, const numbering::state& is, bool skipped) {
-      if (o.node != none ? !stays[o.node] : o.from == generator_origin::next && skipped) o = {is.first, is.second, {}};
+    auto redirect = [&](generator_origin& o, const numbering::state& state, bool skipped) {
+      if (o.node != none ? !stays[o.node] : o.from == generator_origin::next && skipped) o = {state.first, state.second, {}};
     };
-    numbering::state now = {generator_origin::forward, none};
-    bool skipped = false;   // the last draw was merged
-    std::set<index_t> own;  // views of values that their node writes
+    numbering::state current = {generator_origin::forward, none};
+    bool skipped = false;         // the last draw was merged
+    std::set<index_t> own_views;  // views of values that their node writes
     for (index_t i = 0; i < step.nodes.size(); ++i) {
       auto& n = step.nodes[i];
       if (n.random) {
-        if (stays[i]) tell(n.starts, found.before[i], skipped);
+        if (stays[i]) redirect(n.starts, equal.before[i], skipped);
         skipped = !stays[i];
-        now = {generator_origin::after, skipped ? found.twin[i] : i};
+        current = {generator_origin::after, skipped ? equal.twin[i] : i};
       }
       if (!stays[i]) continue;
       std::set<index_t> inputs;
-      for (auto& v : n.inputs) v = found.same[v];
+      for (auto& v : n.inputs) v = equal.representative[v];
       std::erase_if(n.inputs, [&](index_t v) { return !inputs.insert(v).second; });
-      for (auto& o : n.overwrites) o.first = found.same[o.first];
+      for (auto& o : n.overwrites) o.first = equal.representative[o.first];
       for (const auto& c : n.calls)
         for (const auto* list : {&c.operands, &c.results})
           for (const auto& o : *list)
-            if (std::find(n.outputs.begin(), n.outputs.end(), step.views[o.view].value) != n.outputs.end()) own.insert(o.view);
+            if (std::find(n.outputs.begin(), n.outputs.end(), step.views[o.view].value) != n.outputs.end())
+              own_views.insert(o.view);
     }
     auto& end = step.after_backward;
-    tell(end,
-         end.node == none                      ? now
-         : end.from == generator_origin::after ? numbering::state{end.from, found.twin[end.node]}
-                                               : found.before[end.node],
-         skipped);
+    redirect(end,
+             end.node == none                      ? current
+             : end.from == generator_origin::after ? numbering::state{end.from, equal.twin[end.node]}
+                                                   : equal.before[end.node],
+             skipped);
     for (index_t v = 0; v < step.views.size(); ++v)
-      if (!own.count(v)) step.views[v].value = found.same[step.views[v].value];
-    return only(std::move(step), needed(step, std::move(stays)));
+      if (!own_views.count(v)) step.views[v].value = equal.representative[step.views[v].value];
+    return with_only(std::move(step), needed(step, std::move(stays)));
   }
 }
 

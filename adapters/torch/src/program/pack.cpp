@@ -16,9 +16,9 @@
 namespace remat::pytorch {
 namespace {
 
-constexpr bytes_t worth = 128;  ///< bytes of the smallest mask that gains from packing
+constexpr bytes_t min_mask_bytes = 128;  ///< bytes of the smallest mask that gains from packing
 
-bool is(const call& c, const char* name, const char* overload) {
+bool is_call_of(const call& c, const char* name, const char* overload) {
   return c.op.schema().name() == name && c.op.schema().overload_name() == overload;
 }
 
@@ -34,10 +34,10 @@ call new_call(const char* name, std::vector<c10::IValue> arguments, std::vector<
 class packing {
  public:
   explicit packing(program step)
-      : p_(std::move(step)), readers_(p_.values.size()), added_(p_.nodes.size()), apart_(handed_out(p_)) {
+      : p_(std::move(step)), readers_(p_.values.size()), added_(p_.nodes.size()), unchanged_(handed_out(p_)) {
     for (index_t i = 0; i < p_.nodes.size(); ++i) {
       for (auto v : p_.nodes[i].inputs) readers_[v].push_back(i);
-      for (const auto& [old, fresh] : p_.nodes[i].overwrites) apart_.insert(old);
+      for (const auto& [old, fresh] : p_.nodes[i].overwrites) unchanged_.insert(old);
     }
   }
 
@@ -51,19 +51,20 @@ class packing {
     if (!any) return std::move(p_);
     insert_behind(p_, std::move(added_));
     const std::vector<bool> all(p_.nodes.size(), true);
-    return only(std::move(p_), all);
+    return with_only(std::move(p_), all);
   }
 
  private:
   bool draws_mask(const node& n) const {
-    if (!n.random || n.once || !n.inputs.empty() || n.outputs.size() != 1 || apart_.count(n.outputs[0])) return false;
+    if (!n.random || n.once || !n.inputs.empty() || n.outputs.size() != 1 || unchanged_.count(n.outputs[0])) return false;
     const auto calls = n.calls.size();
-    if (calls < 2 || calls > 3 || !is(n.calls[0], "aten::empty_strided", "") || !is(n.calls[1], "aten::bernoulli_", "float") ||
-        !n.calls[1].arguments[2].isNone() || (calls == 3 && !is(n.calls[2], "aten::div_", "Scalar")))
+    if (calls < 2 || calls > 3 || !is_call_of(n.calls[0], "aten::empty_strided", "") ||
+        !is_call_of(n.calls[1], "aten::bernoulli_", "float") || !n.calls[1].arguments[2].isNone() ||
+        (calls == 3 && !is_call_of(n.calls[2], "aten::div_", "Scalar")))
       return false;
     const auto& mask = p_.views[n.calls[0].results[0].view];
     const auto bytes = p_.values[mask.value].bytes;
-    if (p_.values[mask.value].device != c10::kCPU || bytes < worth) return false;
+    if (p_.values[mask.value].device != c10::kCPU || bytes < min_mask_bytes) return false;
     if (!c10::isFloatingType(mask.dtype) || c10::elementSize(mask.dtype) < 2) return false;
     // Dense: the elements fill the memory from the first to the last element.
     const auto element = static_cast<bytes_t>(c10::elementSize(mask.dtype));
@@ -123,8 +124,8 @@ class packing {
   /// If the call is a product with the mask, lets it read the bits.
   /// @return true if it is
   bool read_bits(call& c, const byte_view& mask, index_t bits, const at::Scalar& value) const {
-    const bool in_place = is(c, "aten::mul_", "Tensor");
-    if ((!in_place && !is(c, "aten::mul", "Tensor")) || c.operands.size() != 2 || reads(c, mask.value) != 1) return false;
+    const bool in_place = is_call_of(c, "aten::mul_", "Tensor");
+    if ((!in_place && !is_call_of(c, "aten::mul", "Tensor")) || c.operands.size() != 2 || reads(c, mask.value) != 1) return false;
     const std::size_t at = p_.views[c.operands[0].view].value == mask.value ? 0 : 1;
     const auto factor = c.operands[1 - at];
     if (in_place && factor.at != 0) return false;
@@ -141,7 +142,7 @@ class packing {
   program p_;
   std::vector<std::vector<index_t>> readers_;  ///< per value
   std::vector<std::vector<node>> added_;       ///< nodes to insert behind each node
-  std::set<index_t> apart_;                    ///< values that must keep their bytes
+  std::set<index_t> unchanged_;                ///< values that must keep their bytes
 };
 
 }  // namespace

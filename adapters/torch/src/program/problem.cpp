@@ -66,29 +66,13 @@ std::vector<std::size_t> leaving_gradients(const program& step) {
   return list;
 }
 
-problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
-                   const std::string& name, const std::optional<copy_rates>& copies, const std::vector<bool>& fetched) {
+namespace {
+
+/// Keeps the order of nodes with effects: a value without bytes leads from each of them to the next. Solvers may reorder all
+/// other nodes. Gradients may be given in any order once the backward has begun.
+void order_effects(const program& step, std::vector<value>& values, std::vector<operation>& operations,
+                   std::vector<value_id>& targets) {
   const auto n = step.nodes.size();
-  if (seconds.size() != n || workspace.size() != n)
-    throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
-                     std::to_string(workspace.size()) + " for a program of " + std::to_string(n) + " nodes");
-  std::vector<value> values;
-  for (index_t v = 0; v < step.values.size(); ++v)
-    values.push_back({step.values[v].name, rounded(step.values[v].bytes), step.is_given(v)});
-  std::vector<operation> operations;
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto& node = step.nodes[i];
-    operations.push_back({node.name,
-                          {node.inputs.begin(), node.inputs.end()},
-                          {node.outputs.begin(), node.outputs.end()},
-                          seconds[i],
-                          rounded(workspace[i]),
-                          node.once,
-                          node.name});
-  }
-  std::vector<value_id> targets(step.tokens.begin(), step.tokens.end());
-  // A value without bytes leads from each node with effects to the next. Solvers may reorder all other nodes.
-  // Gradients may be given in any order once the backward has begun.
   index_t begun = none;
   for (std::size_t i = 0, last = n; i < n; ++i) {
     if (!has_effects(step, step.nodes[i])) continue;
@@ -110,9 +94,59 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
     }
     last = i;
   }
-  const auto given = has_early_gradient(step);
-  for (std::size_t k = 0; k < given.size(); ++k)
-    if (!given[k]) targets.push_back(step.views[step.parameter_grads[k]].value);
+}
+
+/// Lets weights start on the host, and lets their gradients end there.
+/// @param fetched per value: it starts on the host
+/// @param copies  the rates of copies are known
+/// @throws bad_option
+void place_on_host(const program& step, const std::vector<bool>& fetched, bool copies, std::vector<value>& values) {
+  if (fetched.size() != step.values.size())
+    throw bad_option("fetched has " + std::to_string(fetched.size()) + " entries for a program of " +
+                     std::to_string(step.values.size()) + " values");
+  const auto can = fetchable(step);
+  for (index_t v = 0; v < fetched.size(); ++v) {
+    if (!fetched[v]) continue;
+    if (!can[v]) throw bad_option("fetched[" + std::to_string(v) + "]: " + step.values[v].name + " cannot be");
+    if (!copies) throw bad_option("fetched[" + std::to_string(v) + "]: there are no rates of copies");
+    values[v].held = false;
+    values[v].movable = true;
+    values[v].starts = tier_id(1);
+  }
+  for (const auto k : leaving_gradients(step)) {
+    auto& gradient = values[step.views[step.parameter_grads[k]].value];
+    gradient.movable = true;
+    gradient.ends = tier_id(1);
+  }
+}
+
+}  // namespace
+
+problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
+                   const std::string& name, const std::optional<copy_rates>& copies, const std::vector<bool>& fetched) {
+  const auto n = step.nodes.size();
+  if (seconds.size() != n || workspace.size() != n)
+    throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
+                     std::to_string(workspace.size()) + " for a program of " + std::to_string(n) + " nodes");
+  std::vector<value> values;
+  for (index_t v = 0; v < step.values.size(); ++v)
+    values.push_back({step.values[v].name, rounded(step.values[v].bytes), step.is_given(v)});
+  std::vector<operation> operations;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto& node = step.nodes[i];
+    operations.push_back({node.name,
+                          {node.inputs.begin(), node.inputs.end()},
+                          {node.outputs.begin(), node.outputs.end()},
+                          seconds[i],
+                          rounded(workspace[i]),
+                          node.once,
+                          node.name});
+  }
+  std::vector<value_id> targets(step.tokens.begin(), step.tokens.end());
+  order_effects(step, values, operations, targets);
+  const auto early = has_early_gradient(step);
+  for (std::size_t k = 0; k < early.size(); ++k)
+    if (!early[k]) targets.push_back(step.views[step.parameter_grads[k]].value);
   for (const auto* views : {&step.input_grads, &step.outputs})
     for (auto v : *views)
       if (v != none) targets.push_back(step.views[v].value);
@@ -124,25 +158,7 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
       if (v != none) values[step.views[v].value].movable = false;
   for (auto node = step.nodes.rbegin(); node != step.nodes.rend(); ++node)
     for (const auto& [old, fresh] : node->overwrites) values[old].movable = values[old].movable && values[fresh].movable;
-  if (!fetched.empty()) {
-    if (fetched.size() != step.values.size())
-      throw bad_option("fetched has " + std::to_string(fetched.size()) + " entries for a program of " +
-                       std::to_string(step.values.size()) + " values");
-    const auto can = fetchable(step);
-    for (index_t v = 0; v < fetched.size(); ++v) {
-      if (!fetched[v]) continue;
-      if (!can[v]) throw bad_option("fetched[" + std::to_string(v) + "]: " + step.values[v].name + " cannot be");
-      if (!copies) throw bad_option("fetched[" + std::to_string(v) + "]: there are no rates of copies");
-      values[v].held = false;
-      values[v].movable = true;
-      values[v].starts = tier_id(1);
-    }
-    for (const auto k : leaving_gradients(step)) {
-      auto& gradient = values[step.views[step.parameter_grads[k]].value];
-      gradient.movable = true;
-      gradient.ends = tier_id(1);
-    }
-  }
+  if (!fetched.empty()) place_on_host(step, fetched, copies.has_value(), values);
   return {name, std::move(values), std::move(operations), std::move(targets), copies, backward};
 }
 

@@ -92,8 +92,8 @@ void executor::move_out(const c10::Storage& storage) const {
 const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const std::shared_ptr<region>& executor::arena() const { return state_->memory; }
 const execution_plan& executor::plan() const { return *state_->plan; }
-std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
-std::pair<index_t, bytes_t> executor::beyond_plan() const { return {state_->strayed_at, state_->strayed_bytes}; }
+std::size_t executor::unplanned_allocations() const { return state_->allocations->unplanned_allocations(); }
+std::pair<index_t, bytes_t> executor::largest_unplanned() const { return {state_->strayed_at, state_->strayed_bytes}; }
 double executor::waited_seconds() const { return state_->waited; }
 std::size_t executor::gradients_still_held() const { return state_->gradients_still_held; }
 

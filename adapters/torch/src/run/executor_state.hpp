@@ -190,9 +190,9 @@ struct executor::state {
   void begin_phase(std::size_t half);
   void go_to(const generator_origin& origin) const;
 
-  void give(const gift& g, receiver& to);
-  /// Moves a gift into memory of its own if its receiver still holds it.
-  void move_out(const gift& g, const c10::Storage& storage);
+  void give(const early_gradient& g, receiver& to);
+  /// Moves an early gradient into memory of its own if its receiver still holds it.
+  void move_out(const early_gradient& g, const c10::Storage& storage);
 
   /// @param then moves after the last step
   void run(std::size_t first, std::size_t last, const std::vector<move_step>& then, receiver* whose = nullptr);
@@ -279,7 +279,7 @@ struct executor::state {
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< of the last forward
   std::atomic<std::size_t> gradients_still_held = 0;
-  std::atomic<index_t> strayed_at = none;  ///< see `beyond_plan`
+  std::atomic<index_t> strayed_at = none;  ///< see `largest_unplanned`
   std::atomic<bytes_t> strayed_bytes = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< cache during `prepare_all`
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< likewise, by buffer and view

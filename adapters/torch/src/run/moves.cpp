@@ -21,9 +21,9 @@ at::Tensor executor::state::at_home(std::size_t i) {
 
 at::Tensor executor::state::arrived(std::size_t i, receiver& to) {
   try {
-    moving[data.leaves[i]]->wait();
+    moving[data.gradient_sends[i]]->wait();
   } catch (const copy_failed& why) {
-    throw failure_of(data.leaves[i], why);
+    throw failure_of(data.gradient_sends[i], why);
   }
   for (auto k : fetches[i])
     if (moving[k]) moving[k]->wait();
@@ -44,7 +44,8 @@ void executor::state::begin(index_t k) {
   } else if (m.slot != none)
     moving[k] = far.in->copy(here, in_memory_of_caller(m), std::move(after));
   else
-    moving[k] = m.brings == none ? far.out->copy(there, here, std::move(after)) : far.in->copy(here, there, std::move(after));
+    moving[k] =
+        m.brings_back == none ? far.out->copy(there, here, std::move(after)) : far.in->copy(here, there, std::move(after));
 }
 
 block executor::state::in_memory_of_caller(const planned_move& m) const {

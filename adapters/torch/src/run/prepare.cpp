@@ -31,14 +31,14 @@ executor::state::state(std::shared_ptr<const execution_plan> p, bindings b, devi
   if (data.working > 0 && !working) throw broken_contract("remat: a plan in zones, and no working memory");
   if (others && (!far.memory || !far.out || !far.in)) throw broken_contract("remat: a plan with copies, and no far memory");
   if (!fetched.empty() && !far.in) throw broken_contract("remat: a plan that fetches weights, and no link");
-  home_offsets.resize(data.leaves.size());
-  for (std::size_t i = 0; i < data.leaves.size(); ++i) {
-    if (data.leaves[i] == none) continue;
+  home_offsets.resize(data.gradient_sends.size());
+  for (std::size_t i = 0; i < data.gradient_sends.size(); ++i) {
+    if (data.gradient_sends[i] == none) continue;
     home_offsets[i] = host_gradient_bytes;
-    host_gradient_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // aligned as the device needs
+    host_gradient_bytes += allocated_bytes(on.which(), data.moves[data.gradient_sends[i]].bytes);  // aligned as the device needs
     leaving.push_back(i);
   }
-  std::sort(leaving.begin(), leaving.end(), [&](auto x, auto y) { return data.leaves[x] < data.leaves[y]; });
+  std::sort(leaving.begin(), leaving.end(), [&](auto x, auto y) { return data.gradient_sends[x] < data.gradient_sends[y]; });
   if (!leaving.empty())  // the caller must be able to read them, wherever other values go
     homes_in = far.out->joins_graphs_of(on.which()) ? far.memory : on_host(on.which()).memory;
   fetches.resize(step.parameters.size());
@@ -68,8 +68,8 @@ executor::state::~state() {
 
 void executor::state::use_graphs() {
   graphs.emplace(on, data.steps.size(), step.slots.size());
-  if (data.copied.empty())
-    graphs->refuse(data.moving_because.empty() ? "it was planned without fixed addresses" : data.moving_because);
+  if (data.slot_copies.empty())
+    graphs->refuse(data.why_addresses_move.empty() ? "it was planned without fixed addresses" : data.why_addresses_move);
   else if (const auto why = on.cannot_capture(); !why.empty())
     graphs->refuse(why);
   const auto joins = [&](const auto& way) { return way && way->joins_graphs_of(on.which()); };
@@ -80,7 +80,7 @@ at::Tensor executor::state::place_for(index_t k) {
   const auto& s = step.slots[k];
   const auto first = s.from == role::input ? s.offset % accelerator_alignment : s.offset;
   return tensor_of({none, s.type.sizes, s.type.strides, first, s.type.dtype, s.type.conj, s.type.neg},
-                   storage_in_place(data.copied[k], s.type.device));
+                   storage_in_place(data.slot_copies[k], s.type.device));
 }
 
 void executor::state::prepare_all() {
@@ -89,8 +89,8 @@ void executor::state::prepare_all() {
   places.assign(step.slots.size(), {});
   given.assign(step.slots.size(), {});
   for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
-  for (index_t k = 0; k < data.copied.size(); ++k)
-    if (data.copied[k] != none) given[k] = place_for(k);
+  for (index_t k = 0; k < data.slot_copies.size(); ++k)
+    if (data.slot_copies[k] != none) given[k] = place_for(k);
   for (index_t k = 0; k < step.slots.size(); ++k) bind(k);
   for (index_t b = 0; b < outside.size(); ++b)
     if (outside[b]) fill({b, none}, *outside[b], {}, 0);

@@ -29,7 +29,7 @@ void executor::state::go_to(const generator_origin& origin) const {
   }
 }
 
-void executor::state::give(const gift& g, receiver& to) {
+void executor::state::give(const early_gradient& g, receiver& to) {
   auto t = kept(g.at, step.parameter_grads[g.parameter]);
   if (g.copy) t = t.clone();
   const auto storage = t.storage();
@@ -43,7 +43,7 @@ void executor::state::give(const gift& g, receiver& to) {
   move_out(g, storage);
 }
 
-void executor::state::move_out(const gift& g, const c10::Storage& storage) {
+void executor::state::move_out(const early_gradient& g, const c10::Storage& storage) {
   if (!in_arena(g.at) || storage.use_count() == 1) return;
   ++gradients_still_held;
   if (!g.copy) move_to_own_memory(storage);
@@ -63,7 +63,7 @@ void executor::state::run(std::size_t first, std::size_t last, const std::vector
     const auto& planned = data.steps[end - 1];
     if (step.nodes[planned.node].random && !planned.again && data.saves[planned.node].after)
       after_draw[planned.node] = on.random();
-    for (const auto& g : planned.gifts) give(g, *whose);
+    for (const auto& g : planned.early_gradients) give(g, *whose);
     for (auto b : planned.frees) {
       outside[b].reset();
       empty({b, none});
@@ -79,7 +79,7 @@ std::size_t executor::state::end_of_piece(std::size_t i, std::size_t last) const
     const auto& planned = data.steps[k];
     if (k > i && starts_piece(planned, drawn)) return k;
     if (step.nodes[planned.node].random) drawn = &planned;
-    if (!planned.gifts.empty() || (drawn == &planned && !planned.again && data.saves[planned.node].after)) return k + 1;
+    if (!planned.early_gradients.empty() || (drawn == &planned && !planned.again && data.saves[planned.node].after)) return k + 1;
   }
   return last;
 }
@@ -139,7 +139,7 @@ void executor::state::compute(std::size_t i) {
   }
   allocations->plan(s.blocks);
   for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
-  if (const auto bytes = allocations->beyond(); bytes > strayed_bytes) {
+  if (const auto bytes = allocations->unplanned_bytes(); bytes > strayed_bytes) {
     strayed_at = planned.node;
     strayed_bytes = bytes;
   }

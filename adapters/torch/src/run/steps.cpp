@@ -70,8 +70,8 @@ executor::gradients executor::state::backward(const std::vector<at::Tensor>& out
     on.wait(ended);
     for (std::size_t i = 0; i < step.outputs.size(); ++i)
       if (step.output_grads[i] != none) take_gradient(i, output_grads.at(i));
-    for (std::size_t i = 0; i < data.sums.size(); ++i) {
-      const auto k = data.sums[i];
+    for (std::size_t i = 0; i < data.sum_slots.size(); ++i) {
+      const auto k = data.sum_slots[i];
       slots.set(k, i < sums.size() && sums[i].defined() ? sums[i].detach() : negative_zeros(step.slots[k].type));
       bind(k);
     }
@@ -82,13 +82,13 @@ executor::gradients executor::state::backward(const std::vector<at::Tensor>& out
     count_writes(&written_tensor::backward);
     for (auto i : leaving) gets.kept[i] = arrived(i, gets);
     for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
-      if (data.given[i] || data.leaves[i] != none) {
+      if (data.given_early[i] || data.gradient_sends[i] != none) {
         g.parameters.push_back(std::move(gets.kept[i]));
         continue;
       }
-      if (!data.sums.empty()) {
+      if (!data.sum_slots.empty()) {
         const bool added = i < sums.size() && sums[i].defined();
-        g.parameters.push_back(added ? at::Tensor() : slots[data.sums[i]]);
+        g.parameters.push_back(added ? at::Tensor() : slots[data.sum_slots[i]]);
         if (added) sums[i].unsafeGetTensorImpl()->bump_version();
         continue;
       }
@@ -159,7 +159,7 @@ at::Tensor executor::state::kept(const location& l, index_t view) {
 c10::Storage executor::state::lend(const location& l) {
   const auto& b = data.buffers[l.buffer];
   auto s = storage_in(b.working ? piece->in : lent, b.offset, b.bytes);
-  if (!data.copied.empty()) lent_out.push_back(s.getWeakStorageImpl());
+  if (!data.slot_copies.empty()) lent_out.push_back(s.getWeakStorageImpl());
   return s;
 }
 

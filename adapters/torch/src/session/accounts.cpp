@@ -63,16 +63,16 @@ bytes_t accounts::gradients() {
 bytes_t accounts::others(const runner* but) const {
   bytes_t sum = 0;
   for (const auto& r : runners) {
-    const bool keeps_arena = but != nullptr && r->what->run->placed();
-    if (keeps_arena ? r->run->memory().get() != but->run->memory().get() : r->run->in_flight())
-      sum += r->what->run->needed_bytes();
+    const bool keeps_arena = but != nullptr && r->plan->execution->placed();
+    if (keeps_arena ? r->executor->memory().get() != but->executor->memory().get() : r->executor->in_flight())
+      sum += r->plan->execution->needed_bytes();
   }
   return sum + behind() + outputs_of_before;
 }
 
 std::size_t accounts::in_flight() const {
   return static_cast<std::size_t>(
-      std::count_if(runners.begin(), runners.end(), [](const auto& r) { return r->run->in_flight(); }));
+      std::count_if(runners.begin(), runners.end(), [](const auto& r) { return r->executor->in_flight(); }));
 }
 
 void accounts::note_call() {
@@ -92,7 +92,9 @@ void accounts::note_call() {
   if (threads_.size() > most_known) threads_.erase(threads_.begin());
 }
 
-void accounts::note_kind(const captured_step& s) { largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes()); }
+void accounts::note_kind(const captured_step& s) {
+  largest_plain = std::max(largest_plain, s.store_all->execution->needed_bytes());
+}
 
 void accounts::note_step(const std::shared_ptr<captured_step>& kind) {
   if (in_flight() == 0) {
@@ -109,7 +111,7 @@ bytes_t accounts::least_of_last_step() const {
   for (const auto& [kind, steps] : kinds_) {
     begun += steps;
     if (!kind->least_in_flight) continue;
-    const auto& p = *kind->least_in_flight->run;
+    const auto& p = *kind->least_in_flight->execution;
     held += static_cast<bytes_t>(steps) * p.held_bytes();
     one = std::max(one, p.needed_bytes() - p.held_bytes());
   }
@@ -119,7 +121,7 @@ bytes_t accounts::least_of_last_step() const {
 bytes_t accounts::held_in_flight() const {
   bytes_t sum = 0;
   for (const auto& r : runners)
-    if (r->run->in_flight()) sum += r->what->zones ? r->what->run->held_bytes() : r->what->run->needed_bytes();
+    if (r->executor->in_flight()) sum += r->plan->zones ? r->plan->execution->held_bytes() : r->plan->execution->needed_bytes();
   return sum;
 }
 
@@ -142,11 +144,11 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
   if (b.share_of == share::device && for_tensors_ == 0)
     throw bad_option("the budget is a share of a device, but the step runs on the host");
   if (b.share_of == share::device || (b.share_of == share::usual && for_tensors_ > 0 && b.is_share()))
-    return std::min(options_.most, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
+    return std::min(options_.max_budget, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
   bytes_t plain = working ? working->bytes() - working->idle() : 0;  // of other threads that compute now
   for (const auto& r : runners)
-    if (r->run->in_flight())
-      plain += r->what->zones ? r->kind->all_in_flight->run->held_bytes() : r->kind->store_all->run->needed_bytes();
+    if (r->executor->in_flight())
+      plain += r->plan->zones ? r->kind->all_in_flight->execution->held_bytes() : r->kind->store_all->execution->needed_bytes();
   const auto flying = in_flight(), most = can_share() ? at_a_time() : 1;
   const bool several = begins ? flying > 0 || most > 1 : most > 1;
   if (can_share() && several) {
@@ -159,7 +161,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
   const auto bytes = b.total          ? *b.total
                      : b.for_the_step ? held - fixed.copies + gradients + *b.for_the_step
                                       : held + gradients + static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(plain)));
-  return std::min(options_.most, bytes);
+  return std::min(options_.max_budget, bytes);
 }
 
 void accounts::evacuate(const executor& r) const {
@@ -188,11 +190,11 @@ void accounts::evacuate(const executor& r) const {
 
 bool accounts::vacate(const region& arena, bool gradients) const {
   for (const auto& r : runners) {
-    if (r->run->memory().get() != &arena) continue;
-    if (r->run->in_flight()) return false;
-    r->run->vacate();
-    if (gradients && r->run->arena_in_use()) evacuate(*r->run);
-    if (r->run->arena_in_use()) return false;
+    if (r->executor->memory().get() != &arena) continue;
+    if (r->executor->in_flight()) return false;
+    r->executor->vacate();
+    if (gradients && r->executor->arena_in_use()) evacuate(*r->executor);
+    if (r->executor->arena_in_use()) return false;
   }
   return true;
 }
@@ -200,10 +202,10 @@ bool accounts::vacate(const region& arena, bool gradients) const {
 std::shared_ptr<region> accounts::idle_arena() const {
   std::shared_ptr<region> found;
   for (const auto& r : runners) {
-    if (r->what->zones) continue;
-    if (!options_.graph && r->what->run->far_bytes() > 0) continue;  // an idle executor would keep far memory
-    const bool gradients = options_.graph || !r->run->memory()->on().is_cpu();
-    if (vacate(*r->run->memory(), gradients) && !found) found = r->run->arena();
+    if (r->plan->zones) continue;
+    if (!options_.graph && r->plan->execution->far_bytes() > 0) continue;  // an idle executor would keep far memory
+    const bool gradients = options_.graph || !r->executor->memory()->on().is_cpu();
+    if (vacate(*r->executor->memory(), gradients) && !found) found = r->executor->arena();
   }
   return found;
 }
@@ -211,15 +213,15 @@ std::shared_ptr<region> accounts::idle_arena() const {
 void accounts::release() {
   if (working) working->release();
   for (const auto& r : runners)
-    if (!r->run->in_flight()) r->run->vacate();
+    if (!r->executor->in_flight()) r->executor->vacate();
   for (const auto& r : runners)
-    if (!r->run->in_flight() && r->run->arena_in_use()) {
-      r->run->leave_gradients_only();
-      if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // a device cannot give back parts of an arena
-      retired_.push_back(r->run->memory());
+    if (!r->executor->in_flight() && r->executor->arena_in_use()) {
+      r->executor->leave_gradients_only();
+      if (!r->executor->memory()->on().is_cpu()) evacuate(*r->executor);  // a device cannot give back parts of an arena
+      retired_.push_back(r->executor->memory());
     }
   const auto before = runners.size();
-  let_go([](const runner& r) { return !r.run->in_flight(); });
+  let_go([](const runner& r) { return !r.executor->in_flight(); });
   sweep();
   if (runners.size() < before) device_->empty_cache();  // makes room for blocks of other sizes
 }

@@ -92,7 +92,7 @@ class accounts {
   void let_go(F gone) {
     std::erase_if(runners, [&](const auto& r) {
       const bool goes = gone(*r);
-      if (goes) unplanned += r->run->unplanned(), waited += r->run->waited_seconds();
+      if (goes) unplanned += r->executor->unplanned_allocations(), waited += r->executor->waited_seconds();
       return goes;
     });
   }

@@ -65,7 +65,7 @@ std::string report::text() const {
   row("outputs", format_bytes(outputs));
   row("plain step: arena + outputs", format_bytes(store_all));
   if (in_place > 0) row("weights, where they are", format_bytes(in_place));
-  if (beyond_plan > 0) row("outside of the plan", format_bytes(beyond_plan) + ", by " + strayed);
+  if (unplanned_bytes > 0) row("outside of the plan", format_bytes(unplanned_bytes) + ", by " + unplanned_operation);
   row("operations", std::to_string(operations) + ", of these recomputed " + std::to_string(recomputed));
   if (far > 0)
     row("far memory", format_bytes(far) + ", of a step out " + format_bytes(moved_out) + ", in " + format_bytes(moved_in) +

@@ -127,7 +127,7 @@ std::shared_ptr<captured_step> session::state::step_for(const invocation& call, 
 void session::state::keep(const std::string& name, const std::shared_ptr<captured_step>& s) {
   s->last_used = ++clock_;
   captured_steps.emplace(name, s);
-  while (captured_steps.size() > options.most_shapes) {
+  while (captured_steps.size() > options.max_shapes) {
     const auto oldest = std::min_element(captured_steps.begin(), captured_steps.end(),
                                          [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
     forget(oldest->second);
@@ -194,7 +194,7 @@ std::shared_ptr<captured_step> session::state::in_summands(const captured_step& 
   auto a = step_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
   a->variant = ", gradients in summands";
   a->plain_peak = s.plain_peak;
-  a->more_of = std::move(parts.inputs);
+  a->input_of_summand = std::move(parts.inputs);
   a->sums = nullptr;
   a->in_summands = true;
   return a;
@@ -368,8 +368,8 @@ void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_
 void session::state::forget(const std::shared_ptr<captured_step>& s) {
   memory.let_go([&](const runner& r) {
     const auto variants = s->variants();
-    return (r.kind == s || std::find(variants.begin(), variants.end(), r.kind) != variants.end()) && !r.run->in_flight() &&
-           !r.run->arena_in_use();
+    return (r.kind == s || std::find(variants.begin(), variants.end(), r.kind) != variants.end()) && !r.executor->in_flight() &&
+           !r.executor->arena_in_use();
   });
 }
 

@@ -108,26 +108,26 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     }
   }();
   if (!elsewhere_) lock.lock();
-  if (!f.which) {
+  if (!f.match) {
     looked_ = false;
-    const auto text = "the forward leaves the planned path at call " + std::to_string(f.at) + " (" + f.why + "); ";
-    f.fresh ? log(text + "it is recorded anew from there") : warn_once(text + "this step runs as it is");
+    const auto text = "the forward leaves the planned path at call " + std::to_string(f.differs_at) + " (" + f.why + "); ";
+    f.recording ? log(text + "it is recorded anew from there") : warn_once(text + "this step runs as it is");
   }
-  if (f.fresh)
+  if (f.recording)
     return record_step(call, inputs, std::move(b.inputs), outputs, uses, [&](detail::step_run& run) {
-      run = std::move(f.fresh->run);
-      if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
-      return step_of_path(f.fresh->recorded, *like, of, run);
+      run = std::move(f.recording->step);
+      if (f.recording->refusal) std::rethrow_exception(f.recording->refusal);
+      return step_of_path(f.recording->recorded, *like, of, run);
     });
   b.returned = std::move(f.returned);
-  if (!f.which) return b;
-  auto s = known[*f.which];
+  if (!f.match) return b;
+  auto s = known[*f.match];
   bind(*s, of);  // another thread may have bound other tensors
   std::vector<std::pair<index_t, at::Tensor>> fresh;
-  for (const auto& [k, t] : f.late)
+  for (const auto& [k, t] : f.changed_slots)
     if (s->forward->recorded->slots[k].from != role::input) fresh.emplace_back(k, t);
   if (!fresh.empty()) s = with_late_inputs(s, inputs.size(), fresh);
-  for (const auto& [k, t] : f.late) {
+  for (const auto& [k, t] : f.changed_slots) {
     const auto at = s->forward->recorded->slots[k].position;
     b.inputs.resize(std::max(b.inputs.size(), at + 1));
     b.inputs[at] = t;
@@ -135,7 +135,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   s->last_used = ++clock_;
   b.hollow = std::move(f.outputs);
   b.numbers = std::move(f.numbers);
-  const auto ahead = f.log->most_ahead();
+  const auto ahead = f.log->peak_ahead();
   b.graph =
       std::make_shared<detail::kept_graph>(s->forward->recorded, std::move(f.log), std::move(f.tensors), b.inputs, b.hollow);
   find_plan(b, call, s, outputs, ahead);
@@ -149,15 +149,16 @@ void session::state::warn_beyond(bytes_t bytes, const char* before, const char* 
 
 void session::state::note_strays(const runner& r) {
   auto& s = *r.kind;
-  const auto [at, bytes] = r.run->beyond_plan();
-  if (bytes <= s.strayed.second) return;
+  const auto [at, bytes] = r.executor->largest_unplanned();
+  if (bytes <= s.largest_unplanned.second) return;
   const auto& n = s.step->nodes[at];
-  s.strayed = {n.name + (n.line.empty() ? "" : " (" + n.line + ")"), bytes};
-  const auto now = report(s, *r.what);
+  s.largest_unplanned = {n.name + (n.line.empty() ? "" : " (" + n.line + ")"), bytes};
+  const auto now = report(s, *r.plan);
   const auto beyond = now.total() + bytes - now.budget;
   if (beyond > 0 && !std::exchange(s.warned, true))
-    warn(s.strayed.first + " takes " + format_bytes(bytes) + " outside of the plan, because it allocates memory in another way " +
-         "than when it was measured. Steps take up to " + format_bytes(beyond) + " beyond the budget; lower it by as much");
+    warn(s.largest_unplanned.first + " takes " + format_bytes(bytes) +
+         " outside of the plan, because it allocates memory in another way " + "than when it was measured. Steps take up to " +
+         format_bytes(beyond) + " beyond the budget; lower it by as much");
 }
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
@@ -226,7 +227,7 @@ session::state::begun_step session::state::record_step(
   b.numbers = detail::numbers_in(*s->forward->recorded);
   b.returned = run.returned();
   b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
-  find_plan(b, call, s, outputs, run.log()->most_ahead());
+  find_plan(b, call, s, outputs, run.log()->peak_ahead());
   return b;
 }
 

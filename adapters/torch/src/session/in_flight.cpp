@@ -41,18 +41,18 @@ void session::state::share_memory(captured_step& s) {
   auto& tier = device_for(s).memory();
   if (!memory.working || &memory.working->of() != &tier) memory.working = std::make_shared<working_memory>(tier);
   if (s.all_in_flight) return;
-  const auto all = lay_out_plan(s, s.store_all->steps, max_bytes, true);
-  all->found.solver = s.store_all->found.solver;
-  all->found.bound = s.store_all->found.bound;
+  const auto all = lay_out_plan(s, s.store_all->schedule, max_bytes, true);
+  all->result.solver = s.store_all->result.solver;
+  all->result.bound = s.store_all->result.bound;
   s.all_in_flight = all;
-  const auto held = all->run->held_bytes();
+  const auto held = all->execution->held_bytes();
   memory.largest_held = std::max(memory.largest_held, held);
-  memory.largest_working = std::max(memory.largest_working, all->run->needed_bytes() - held);
+  memory.largest_working = std::max(memory.largest_working, all->execution->needed_bytes() - held);
 }
 
 std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<captured_step>& s) {
-  const auto idle = [](const runner& r) { return !r.run->in_flight(); };
-  if (std::any_of(memory.runners.begin(), memory.runners.end(), [&](const auto& r) { return idle(*r) && !r->what->zones; }))
+  const auto idle = [](const runner& r) { return !r.executor->in_flight(); };
+  if (std::any_of(memory.runners.begin(), memory.runners.end(), [&](const auto& r) { return idle(*r) && !r->plan->zones; }))
     release();
   share_memory(*s);
   last_held.gradients = memory.gradients();
@@ -62,17 +62,19 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
   room.idle = memory.working->idle();
   room.others = memory.held_in_flight() + memory.working->bytes() - room.idle;
   for (const auto& r : memory.runners)
-    if (!idle(*r)) room.working = std::max(room.working, r->what->run->working_bytes());
+    if (!idle(*r)) room.working = std::max(room.working, r->plan->execution->working_bytes());
   room.steps = memory.expected();
   room.left = room.steps - memory.in_flight();
   const bool learned = memory.has_learned();
-  const auto suits = [&](const runner& r) { return r.kind == s && !r.what->superseded && room.fits(*r.what->run, room.left); };
+  const auto suits = [&](const runner& r) {
+    return r.kind == s && !r.plan->superseded && room.fits(*r.plan->execution, room.left);
+  };
   const auto make_room = [&](const execution_plan& p) {
     if (room.crowded(p)) memory.working->release();
   };
   for (const auto& r : memory.runners)
     if (idle(*r) && suits(*r)) {
-      make_room(*r->what->run);
+      make_room(*r->plan->execution);
       return r;
     }
   memory.let_go([&](const runner& r) { return idle(r) && !suits(r); });
@@ -86,55 +88,55 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
     if (!made) {
       made = plan_in_flight(*s, bytes, n, searching());
       announce(*made, bytes);
-      if (bytes_in_flight(*made->run, n) > bytes &&
-          (!s->least_in_flight || made->run->held_bytes() < s->least_in_flight->run->held_bytes()))
+      if (bytes_in_flight(*made->execution, n) > bytes &&
+          (!s->least_in_flight || made->execution->held_bytes() < s->least_in_flight->execution->held_bytes()))
         s->least_in_flight = made;
     }
     what = made;
   };
-  if (const auto& all = *s->all_in_flight->run; bytes_in_flight(all, room.steps) <= room.all && room.fits(all, room.left))
+  if (const auto& all = *s->all_in_flight->execution; bytes_in_flight(all, room.steps) <= room.all && room.fits(all, room.left))
     what = s->all_in_flight;
   else if (learned)
     plan_for_steps(room.all, room.steps);
   else  // a plan for fewer steps may do for one more
     for (const auto& [made_for, p] : known)
-      if (room.fits(*p->run, 1) && (!what || p->found.seconds < what->found.seconds)) what = p;
+      if (room.fits(*p->execution, 1) && (!what || p->result.seconds < what->result.seconds)) what = p;
   if (const auto least = memory.least_of_last_step(); learned && memory.in_flight() == 0 && least > room.all) {
     const auto needed = most + least - room.all;
     throw over_budget("budget of " + std::to_string(most) + " bytes (" + format_bytes(most) + "): no plan is known for " +
                           std::to_string(room.steps) + " calls in flight before a backward, as there were the last time. " +
                           "Smallest budget known to do: " + std::to_string(needed) + " bytes (" + format_bytes(needed) + "); " +
                           std::to_string(last_held.held()) + " bytes are held before the first",
-                      most, needed, last_held.held() + s->least_budget - s->p.held_bytes(), "");
+                      most, needed, last_held.held() + s->least_budget - s->problem.held_bytes(), "");
   }
-  if (!what || !room.fits(*what->run, room.left)) {
+  if (!what || !room.fits(*what->execution, room.left)) {
     what = s->least_in_flight;
     // A share of the plain step grows with each further call. Other budgets must leave bytes for the next call.
     if (!what) plan_for_steps(room.rest(), learned ? room.left : options.budget.is_share() ? 1 : 2);
-    if (!room.fits(*what->run, 1) && !warned_in_flight_) plan_for_steps(room.rest(), 1);
+    if (!room.fits(*what->execution, 1) && !warned_in_flight_) plan_for_steps(room.rest(), 1);
   }
-  if (!room.fits(*what->run, 1) && !std::exchange(warned_in_flight_, true))
+  if (!room.fits(*what->execution, 1) && !std::exchange(warned_in_flight_, true))
     warn("a call of the module begins while " + std::to_string(memory.in_flight()) +
-         " others wait for their backward; it takes " + format_bytes(room.need(*what->run, 1) - room.rest()) +
+         " others wait for their backward; it takes " + format_bytes(room.need(*what->execution, 1) - room.rest()) +
          " beyond the budget of " + format_bytes(most) + ". Steps like this one are planned for as many calls from now on");
 
-  make_room(*what->run);
+  make_room(*what->execution);
   auto r = std::make_shared<runner>();
   r->kind = s;
   r->available = room.all;
-  r->what = what;
+  r->plan = what;
   const auto make = [&] {
-    return std::make_unique<executor>(r->what->run, s->bound->slots, device_for(*s), s->far,
+    return std::make_unique<executor>(r->plan->execution, s->bound->slots, device_for(*s), s->far,
                                       executor_options{.working = memory.working});
   };
   try {
-    r->run = make();
+    r->executor = make();
   } catch (const out_of_memory& e) {
-    if (what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
+    if (what->execution->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
     auto o = searching();
     o.copies = false;
-    r->what = plan_in_flight(*s, room.rest(), room.left, o);
-    r->run = make();
+    r->plan = plan_in_flight(*s, room.rest(), room.left, o);
+    r->executor = make();
   }
   add(r);
   return r;

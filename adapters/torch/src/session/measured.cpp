@@ -88,25 +88,25 @@ void session::state::complete(captured_step& s) {
     rates = measure_rates(on, s.far, sample);  // takes 2 samples of device memory, the next line 3
     if (options.steps_on) interference_ = measure_interference(on, s.far, *rates, sample);
   }
-  s.in_place =
+  s.store_all_problem =
       to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
   const auto [fetched, weights] = fetched_by(s);
-  s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
+  s.problem = weights.empty() ? s.store_all_problem : fetching_problem(s, fetched, weights);
   const auto twice = overwritten_bytes(*s.step);
   s.counted_twice = twice.empty() ? 0 : *std::max_element(twice.begin(), twice.end());
-  s.least_budget = least_budget_of(s.p, *s.step, twice);
+  s.least_budget = least_budget_of(s.problem, *s.step, twice);
   const bool away = std::any_of(s.step->slots.begin(), s.step->slots.end(), [](const auto& k) { return k.on_host; });
-  if (away) s.in_place = s.p;  // no weight on the host can be read in place
+  if (away) s.store_all_problem = s.problem;  // no weight on the host can be read in place
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.bound->of->parameters));
   s.buffer_bytes = unpaged_bytes(other_than(weights, s.bound->of->buffers));
   for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
   const auto copied = [&](c10::Device d, bytes_t bytes) { s.copy_bytes += allocated_bytes(d, bytes); };
   if (s.forward) {
-    for (auto k : s.forward->writes) copied(s.step->slots[k].type.device, s.step->values[s.step->slots[k].value].bytes);
+    for (auto k : s.forward->written_slots) copied(s.step->slots[k].type.device, s.step->values[s.step->slots[k].value].bytes);
     const auto& t = *s.forward->recorded;
     std::set<index_t> made;
     for (std::size_t i = 0; i < t.calls.size(); ++i)
-      if (s.forward->runs[i])
+      if (s.forward->runs_at_once[i])
         for (const auto& r : t.calls[i].results) made.insert(r.view.value);
     for (auto v : made)
       if (t.storages[v].slot == none) copied(t.storages[v].device, t.storages[v].bytes);
@@ -120,19 +120,19 @@ void session::state::complete(captured_step& s) {
   if (!away)
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
   const auto all = std::make_shared<plan>();
-  all->steps = away ? fetch_once_schedule(s.in_place) : store_all_schedule(s.in_place);
+  all->schedule = away ? fetch_once_schedule(s.store_all_problem) : store_all_schedule(s.store_all_problem);
   constexpr std::size_t large = 300;  // operations; improving the layout of more takes more than milliseconds
   if ((relative || s.new_path) && s.step->nodes.size() > large) s.layouts.tries = 0;
   s.layouts.work = 100'000'000;  // about 0.2 s; work, not time, so that a fitting schedule fits in later processes
-  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place, s.places);
-  all->found = as_result(s.in_place, all->steps);
-  all->found.solver = "store_all";
-  all->found.bound = away ? bounds_without_search(s.in_place).seconds : all->found.seconds;
+  all->execution = std::make_shared<execution_plan>(s.step, all->schedule, s.profiles, s.layouts, in_place, s.places);
+  all->result = as_result(s.store_all_problem, all->schedule);
+  all->result.solver = "store_all";
+  all->result.bound = away ? bounds_without_search(s.store_all_problem).seconds : all->result.seconds;
   s.store_all = all;
   std::ostringstream text;
   text << "captured " << s.described() << ": " << s.step->nodes.size() << " operations (" << s.profiles.distinct << " different, "
        << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
-       << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
+       << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->execution->needed_bytes());
   log(text.str());
 }
 
@@ -158,7 +158,7 @@ problem session::state::fetching_problem(captured_step& s, const std::vector<boo
   s.far.in = far.in;
   if (!rates_of_weights_) rates_of_weights_ = measure_fetches(device_for(s), *s.far.in, weights);
   auto rates = *rates_of_weights_;
-  const auto& others = s.in_place.copies();
+  const auto& others = s.store_all_problem.copies();
   if (others) rates = {others->to_host, std::min(others->to_device, rates.to_device), std::max(others->latency, rates.latency)};
   const auto seconds = beside_copies(*s.step, s.profiles.seconds(), rates, fetched);
   auto p = to_problem(*s.step, seconds, s.profiles.workspace(), trained->name(), rates, fetched);

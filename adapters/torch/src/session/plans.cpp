@@ -18,7 +18,7 @@ namespace {
 /// @param bound on the time, proven by a search beside the steps, s
 std::shared_ptr<const plan> final_plan(const plan& p, double bound) {
   auto same = std::make_shared<plan>(p);
-  same->found.bound = std::min(std::max(bound, p.found.bound), p.found.seconds);
+  same->result.bound = std::min(std::max(bound, p.result.bound), p.result.seconds);
   same->taken_from.clear();
   same->unfinished = same->superseded = false;
   return same;
@@ -68,19 +68,20 @@ bool only_numbers(const program& step, const std::vector<output_use>& uses) {
 std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<captured_step>& s, bytes_t available,
                                                      bytes_t held_bytes) {
   for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for as many bytes, and fits
-    if (p->second->run->needed_bytes() <= available) return p->second;
+    if (p->second->execution->needed_bytes() <= available) return p->second;
   std::shared_ptr<const plan> best;
-  if (s->store_all->run->needed_bytes() <= available)
+  if (s->store_all->execution->needed_bytes() <= available)
     best = s->store_all;
   else if (s->refusal && s->refused == std::pair(available, held_bytes))
     std::rethrow_exception(s->refusal);
   else if (const auto relative = sibling(*s, true)) {
     best = take_over(*s, available, *relative);
-    if (!best || best->run->needed_bytes() < available / 10 * 9)  // there is room for better decisions
-      if (const auto other = glance(*s, available, searching()); other && (!best || other->found.seconds < best->found.seconds))
+    if (!best || best->execution->needed_bytes() < available / 10 * 9)  // there is room for better decisions
+      if (const auto other = quick_search(*s, available, searching());
+          other && (!best || other->result.seconds < best->result.seconds))
         best = other;
   }
-  if (!best && s->new_path) best = glance(*s, available, searching());
+  if (!best && s->new_path) best = quick_search(*s, available, searching());
   if (!best) try {
       best = search(*s, available, held_bytes, searching());
     } catch (const over_budget&) {
@@ -95,8 +96,9 @@ std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<captu
 
 void session::state::announce(const plan& p, bytes_t available) const {
   std::ostringstream text;
-  text << "planned for " << format_bytes(available) << " in " << format_seconds(p.plan_seconds) << ": " << p.found.recomputed
-       << " recomputations, arena " << format_bytes(p.run->arena_bytes()) << ", outputs " << format_bytes(p.run->outside_bytes());
+  text << "planned for " << format_bytes(available) << " in " << format_seconds(p.plan_seconds) << ": " << p.result.recomputed
+       << " recomputations, arena " << format_bytes(p.execution->arena_bytes()) << ", outputs "
+       << format_bytes(p.execution->outside_bytes());
   log(text.str());
 }
 
@@ -158,8 +160,8 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
 }
 
 void session::state::refine(const runner& r, bytes_t held_bytes) {
-  if (!r.what->unfinished || r.what->superseded || r.steps < 2) return;
-  worker.start([this, s = r.kind, old = r.what, available = r.available, held_bytes] {
+  if (!r.plan->unfinished || r.plan->superseded || r.steps < 2) return;
+  worker.start([this, s = r.kind, old = r.plan, available = r.available, held_bytes] {
     auto o = searching();
     o.first_seconds = o.limits.seconds;
     o.watch = [this](const progress&) { return worker.ending() ? control::stop : control::go_on; };
@@ -170,7 +172,7 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
       log(std::string("no better plan beside the steps: ") + e.what());
     }
     std::lock_guard lock(mutex);
-    if (!found || found->found.seconds >= old->found.seconds) found = final_plan(*old, found ? found->found.bound : 0);
+    if (!found || found->result.seconds >= old->result.seconds) found = final_plan(*old, found ? found->result.bound : 0);
     announce(*found, available);
     s->plans[available] = found;
     old->superseded = true;
@@ -186,33 +188,33 @@ std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<captured_s
 
 void session::state::rebind(runner& r) {
   if (r.bound == r.kind->bound) return;
-  if (r.bound) r.run->use(r.kind->bound->slots);
+  if (r.bound) r.executor->use(r.kind->bound->slots);
   r.bound = r.kind->bound;
 }
 
 std::shared_ptr<runner> session::state::ready(const std::shared_ptr<captured_step>& s, const std::vector<at::Tensor>& inputs) {
   for (const auto& r : memory.runners)  // their arenas may hold gradients of earlier tensors
-    if (!r->run->in_flight()) rebind(*r);
+    if (!r->executor->in_flight()) rebind(*r);
   memory.sweep();
   memory.note_kind(*s);
   last_held = memory.held(*s, inputs);
   if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
   const auto fixed = last_held.held();
   for (const auto& r : memory.runners) {  // an executor that is ready
-    if (r->kind != s || r->run->in_flight() || r->what->superseded || r->what->zones) continue;
-    const auto& p = *r->what->run;  // its arena may be larger, made for another kind
-    const auto need = p.needed_bytes() + std::max<bytes_t>(0, r->run->arena()->bytes() - p.arena_bytes());
+    if (r->kind != s || r->executor->in_flight() || r->plan->superseded || r->plan->zones) continue;
+    const auto& p = *r->plan->execution;  // its arena may be larger, made for another kind
+    const auto need = p.needed_bytes() + std::max<bytes_t>(0, r->executor->arena()->bytes() - p.arena_bytes());
     const auto gradients = memory.gradients();
     if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true) + beyond_) continue;
-    if (!memory.vacate(*r->run->memory())) continue;
+    if (!memory.vacate(*r->executor->memory())) continue;
     last_held.gradients = gradients;
     return r;
   }
   auto place = memory.idle_arena();
   if (place)  // others of this kind do not suit, and executors for earlier tensors would hold these tensors
     memory.let_go([&](const runner& r) {
-      const bool stays = r.run->arena() == place && r.kind != s && r.bound && r.bound->of == s->bound->of;
-      return !r.run->in_flight() && !stays;
+      const bool stays = r.executor->arena() == place && r.kind != s && r.bound && r.bound->of == s->bound->of;
+      return !r.executor->in_flight() && !stays;
     });
   else
     release();
@@ -220,27 +222,28 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<captured_ste
   auto r = std::make_shared<runner>();
   r->kind = s;
   r->available = available;
-  r->what = plan_for(s, available, held_bytes);
-  if (place && (place->bytes() < r->what->run->arena_bytes() || place->bytes() + r->what->run->outside_bytes() > available)) {
+  r->plan = plan_for(s, available, held_bytes);
+  if (place &&
+      (place->bytes() < r->plan->execution->arena_bytes() || place->bytes() + r->plan->execution->outside_bytes() > available)) {
     place.reset();
     release();
     std::tie(available, held_bytes) = room(*s);
   }
   try {
-    r->run = reserve(*r, held_bytes, place);
+    r->executor = reserve(*r, held_bytes, place);
   } catch (const out_of_memory& e) {
-    const bool shared =
-        std::any_of(memory.runners.begin(), memory.runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
-    if (!shared || r->what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
-    r->what = without_copies(*s, available, held_bytes, e);
-    r->run = reserve(*r, held_bytes);
+    const bool shared = std::any_of(memory.runners.begin(), memory.runners.end(),
+                                    [](const auto& x) { return x->plan->execution->far_bytes() > 0; });
+    if (!shared || r->plan->execution->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
+    r->plan = without_copies(*s, available, held_bytes, e);
+    r->executor = reserve(*r, held_bytes);
   }
   add(r);
   return r;
 }
 
 void session::state::add(const std::shared_ptr<runner>& r) {
-  r->strayed = [weak = weak_from_this()](const runner& of) {
+  r->on_unplanned = [weak = weak_from_this()](const runner& of) {
     const auto self = weak.lock();
     if (!self) return;
     const std::lock_guard held(self->mutex);
@@ -253,13 +256,13 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes,
   auto& on = device_for(*r.kind);
   const auto make = [&] {
     const executor_options o{.graphs = options.graph && !r.kind->uncaptured, .arena = arena};
-    return std::make_unique<executor>(r.what->run, r.kind->bound->slots, on, r.kind->far, o);
+    return std::make_unique<executor>(r.plan->execution, r.kind->bound->slots, on, r.kind->far, o);
   };
   if (on.which().is_cpu() || arena) return make();
   on.empty_cache();                       // frees what captures and measurements left: PyTorch should reserve only planned memory
   constexpr bytes_t rounding = 32 << 20;  // segments of a caching allocator are larger than requested
   auto available = on.free_bytes();
-  if (r.what->run->needed_bytes() <= available) try {
+  if (r.plan->execution->needed_bytes() <= available) try {
       return make();
     } catch (const out_of_memory& e) {
       if (e.tier != on.memory().name()) throw;
@@ -270,7 +273,7 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes,
              format_bytes(available), " free; another process may use it. Steps are planned for that");
   for (int left = 3;; available -= available / 8) {
     r.available = available;
-    r.what = plan_for(r.kind, available, held_bytes);
+    r.plan = plan_for(r.kind, available, held_bytes);
     try {
       return make();
     } catch (const out_of_memory& e) {

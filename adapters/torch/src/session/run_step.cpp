@@ -170,7 +170,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
 
 void session::state::warn_of_casts() {
   const auto cast = [](const auto& p) { return p.tensor.requires_grad() && p.tensor.scalar_type() == at::kFloat; };
-  const auto waits = [](const auto& r) { return r->run->in_flight(); };
+  const auto waits = [](const auto& r) { return r->executor->in_flight(); };
   if (std::any_of(parameters.begin(), parameters.end(), cast) && std::any_of(memory.runners.begin(), memory.runners.end(), waits))
     warn_once(
         "two forwards in one autocast block wait for their backward. Plain PyTorch casts each weight once in a block, and adds "
@@ -221,8 +221,8 @@ second_plan session::state::second_plan_of(const invocation& call, const runner&
       self->memory.outputs_of_before = 0;
       begun = self->expected(kind, again, usage, uses);
     }
-    begun->run->set_numbers(numbers);
-    begun->run->forward(again);  // before another thread takes the executor
+    begun->executor->set_numbers(numbers);
+    begun->executor->forward(again);  // before another thread takes the executor
     return begun;
   };
   once_more.graph = b.graph;
@@ -260,10 +260,10 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const auto s = r->kind;
   ++r->steps;
   memory.note_step(s);
-  if (!r->run->not_captured().empty()) s->uncaptured = true;
+  if (!r->executor->not_captured().empty()) s->uncaptured = true;
   refine(*r, last_held.held());
   last_setup = s;
-  last_plan = r->what;
+  last_plan = r->plan;
   const auto& step = *s->step;
   const bool verify = verified < options.verify;
   std::shared_ptr<second_run> beside;
@@ -278,7 +278,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     };
     for (const auto& w : step.written) add(w.slot);
     if (s->forward)
-      for (auto k : s->forward->writes) add(k);
+      for (auto k : s->forward->written_slots) add(k);
     auto read = r->bound->of->parameters;
     for (index_t k = 0; k < step.slots.size(); ++k)
       if (const auto from = step.slots[k].from; from == role::buffer || from == role::found) read.push_back(r->bound->slots[k]);
@@ -294,21 +294,21 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     ++verified;
     checks->run_forward();
   }
-  r->run->set_numbers(b.numbers);
+  r->executor->set_numbers(b.numbers);
   std::vector<at::Tensor> outputs;
   try {
-    outputs = r->run->forward(inputs);
+    outputs = r->executor->forward(inputs);
     if (checks) checks->compare_forward(step, outputs);
   } catch (const plan_broken&) {
     s->broken = true;
     throw;
   } catch (const not_equal&) {
-    r->run->reset();
+    r->executor->reset();
     throw;
   }
   note_strays(*r);
   const auto own = give_data(step, outputs, b.hollow, inputs);
-  const auto& read = r->what->run->read_in_backward();
+  const auto& read = r->plan->execution->read_in_backward();
   auto watch = r->bound->slots.watch(read.outside, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& view = step.views[step.outputs[i]];

@@ -19,10 +19,10 @@ namespace remat::pytorch {
 plan_solver default_solver() { return solve_by_default; }
 
 session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::move(m)), options(std::move(o)) {
-  if (options.most < 0) throw bad_option("wrap_options.most must be >= 0, got " + std::to_string(options.most));
+  if (options.max_budget < 0) throw bad_option("wrap_options.max_budget must be >= 0, got " + std::to_string(options.max_budget));
   if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
   if (!options.solver) throw bad_option("wrap_options.solver is empty");
-  if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
+  if (options.max_shapes < 1) throw bad_option("wrap_options.max_shapes must be >= 1, got 0");
   if (options.steps_on && !options.steps_on->is_cpu()) elsewhere_.emplace(*options.steps_on);
   if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
   options.limits.validate();
@@ -89,7 +89,7 @@ void session::state::prepare(const invocation& call, const std::vector<at::Tenso
   } else {
     const auto r = options.follow ? try_step(call, inputs) : expected(kind, inputs, outputs, outputs->now());
     s = r->kind;
-    made = r->what;
+    made = r->plan;
   }
   last_setup = std::move(s);
   last_plan = std::move(made);
@@ -124,7 +124,7 @@ void session::state::unbind_idle(const at::Tensor& t) {
   for (const auto& s : all().alive()) {
     std::unique_lock lock(s->mutex, std::defer_lock);
     if (!s->mutex.is_owned() && !lock.try_lock()) continue;
-    for (const auto& r : s->memory.runners) r->run->unbind(t);
+    for (const auto& r : s->memory.runners) r->executor->unbind(t);
   }
 }
 
@@ -151,7 +151,7 @@ std::vector<pytorch::report> session::reports() const {
 pytorch::report session::state::report(const captured_step& s, const plan& p) const {
   auto r = last_held;
   r.gradients += last_behind;
-  const auto& run = *p.run;
+  const auto& run = *p.execution;
   r.budget = memory.budget(r, r.gradients, false);
   r.left = r.budget - r.held();
   if (p.zones) r.in_flight = memory.at_a_time();
@@ -162,14 +162,14 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   r.outputs = run.outside_bytes() + (steps - 1) * (run.held_bytes() - run.arena_bytes());
   r.in_place = run.in_place_bytes();
   r.fetched = run.fetched_bytes();
-  r.store_all = bytes_in_flight(p.zones ? *s.all_in_flight->run : *s.store_all->run, r.in_flight);
+  r.store_all = bytes_in_flight(p.zones ? *s.all_in_flight->execution : *s.store_all->execution, r.in_flight);
   r.plain_peak = s.plain_peak;
   const auto workspaces = s.profiles.workspace();
   r.workspace = workspaces.empty() ? 0 : *std::max_element(workspaces.begin(), workspaces.end());
-  r.step_seconds = p.found.seconds;
-  r.store_all_seconds = s.store_all->found.seconds;
-  r.bound = p.found.bound;
-  r.gap = p.found.gap();
+  r.step_seconds = p.result.seconds;
+  r.store_all_seconds = s.store_all->result.seconds;
+  r.bound = p.result.bound;
+  r.gap = p.result.gap();
   r.capture_seconds = s.capture_seconds;
   r.profile_seconds = s.profiles.elapsed;
   r.plan_seconds = p.plan_seconds;
@@ -177,22 +177,22 @@ pytorch::report session::state::report(const captured_step& s, const plan& p) co
   r.recomputed = run.recomputed();
   r.far = run.far_bytes();
   std::tie(r.moved_out, r.moved_in) = run.moved_bytes();
-  r.unplanned = memory.unplanned;
+  r.unplanned_allocations = memory.unplanned;
   r.waited = memory.waited;
   for (const auto& a : memory.runners) {
-    r.unplanned += a->run->unplanned();
-    r.waited += a->run->waited_seconds();
+    r.unplanned_allocations += a->executor->unplanned_allocations();
+    r.waited += a->executor->waited_seconds();
   }
-  std::tie(r.strayed, r.beyond_plan) = s.strayed;
-  r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
+  std::tie(r.unplanned_operation, r.unplanned_bytes) = s.largest_unplanned;
+  r.solver = p.result.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
   r.fallback = p.fallback;
   r.planned_for = s.described();
-  r.status = p.found.status;
+  r.status = p.result.status;
   auto least = run.needed_bytes();
-  for (const auto& [available, other] : s.plans) least = std::min(least, other->run->needed_bytes());
+  for (const auto& [available, other] : s.plans) least = std::min(least, other->execution->needed_bytes());
   if (p.zones) least = std::max(least, bytes_in_flight(run, r.in_flight));
   r.smallest = r.held() + least;
-  r.smallest_bound = std::min(r.smallest, r.held() + s.least_budget - s.p.held_bytes());
+  r.smallest_bound = std::min(r.smallest, r.held() + s.least_budget - s.problem.held_bytes());
   return r;
 }
 
@@ -201,7 +201,8 @@ step_plan session::planned() const {
   const auto& x = *state_;
   if (!x.last_plan) throw error("no step has been planned yet");
   const auto& s = *x.last_setup;
-  step_plan found{x.report(s, *x.last_plan), x.last_plan == s.store_all ? s.in_place : s.p, x.last_plan->steps, {}};
+  step_plan found{
+      x.report(s, *x.last_plan), x.last_plan == s.store_all ? s.store_all_problem : s.problem, x.last_plan->schedule, {}};
   for (const auto& n : s.step->nodes) found.lines.push_back(n.line);
   return found;
 }

@@ -75,15 +75,15 @@ struct report {
   double bound = 0;              ///< lower bound on the time of any schedule within the budget of the search, s
   double gap = 0;                ///< relative distance of the predicted time to `bound`
   double capture_seconds = 0, profile_seconds = 0, plan_seconds = 0;
-  std::size_t operations = 0;           ///< computations in a step, recomputations included
-  std::size_t recomputed = 0;           ///< recomputations in a step
-  std::size_t unplanned = 0;            ///< allocations outside the plan so far
-  bytes_t beyond_plan = 0;              ///< most bytes that an operation has taken outside the plan so far
-  std::string strayed = {};             ///< name and line of that operation
-  bytes_t far = 0;                      ///< reserved far memory
-  bytes_t moved_out = 0, moved_in = 0;  ///< traffic per step: to far memory, from far memory
-  bytes_t fetched = 0;                  ///< traffic per step: weights that lie outside the device
-  double waited = 0;                    ///< time spent waiting for copies so far, s
+  std::size_t operations = 0;             ///< computations in a step, recomputations included
+  std::size_t recomputed = 0;             ///< recomputations in a step
+  std::size_t unplanned_allocations = 0;  ///< allocations outside the plan so far
+  bytes_t unplanned_bytes = 0;            ///< most bytes that an operation has taken outside the plan so far
+  std::string unplanned_operation = {};   ///< name and line of that operation
+  bytes_t far = 0;                        ///< reserved far memory
+  bytes_t moved_out = 0, moved_in = 0;    ///< traffic per step: to far memory, from far memory
+  bytes_t fetched = 0;                    ///< traffic per step: weights that lie outside the device
+  double waited = 0;                      ///< time spent waiting for copies so far, s
   std::string solver;
   /// The solver found no schedule for this budget. The plan comes from the search for the smallest budget, which also tries
   /// schedules of its own.

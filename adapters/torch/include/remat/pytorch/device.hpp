@@ -161,10 +161,10 @@ class placement {
   virtual void stop() = 0;
   /// True once all blocks that die before the plan ends have been freed. Their memory may then be used again.
   virtual bool finished() const = 0;
-  virtual std::size_t unplanned() const = 0;  ///< allocations outside the plan, since construction
+  virtual std::size_t unplanned_allocations() const = 0;  ///< allocations outside the plan, since construction
   /// Peak of the bytes in allocations outside the plan, since `plan`. Planned blocks without a place that did not come are
   /// deducted.
-  virtual bytes_t beyond() const = 0;
+  virtual bytes_t unplanned_bytes() const = 0;
 };
 
 /// A state of a random generator.

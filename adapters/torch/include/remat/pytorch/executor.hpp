@@ -213,9 +213,9 @@ class executor {
   const std::shared_ptr<region>& arena() const;  ///< as `memory`, for another executor (`executor_options`)
   const execution_plan& plan() const;
 
-  std::size_t unplanned() const;  ///< allocations outside the plan so far
+  std::size_t unplanned_allocations() const;  ///< allocations outside the plan so far
   /// The operation that has taken most bytes outside the plan so far, and these bytes; `none`: no operation has.
-  std::pair<index_t, bytes_t> beyond_plan() const;
+  std::pair<index_t, bytes_t> largest_unplanned() const;
   double waited_seconds() const;             ///< time spent waiting for copies so far, s
   std::size_t gradients_still_held() const;  ///< gradients of the last backward that were still held after `taker` returned
 

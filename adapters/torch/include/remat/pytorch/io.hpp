@@ -49,7 +49,7 @@ program read_program(std::istream& in, const document_limits& l = {});
 struct planned_program {
   std::shared_ptr<const program> step;
   program_profile profiles;
-  result found;
+  remat::result result;
 };
 
 /// Writes a planned program as remat-plan.

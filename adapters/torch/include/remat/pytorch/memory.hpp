@@ -128,16 +128,16 @@ class planned_allocations : public placement {
     blocks_ = blocks;
     next_ = 0;
     deaths_ = 0;
-    strayed_ = false;
-    mortal_.clear();
-    strays_.clear();
-    live_strays_ = most_strays_ = 0;
+    off_plan_ = false;
+    live_temporaries_.clear();
+    unplanned_blocks_.clear();
+    live_unplanned_ = peak_unplanned_ = 0;
   }
   void start() override;
   void stop() override;
-  bool finished() const override { return mortal_.empty(); }
-  std::size_t unplanned() const override { return unplanned_; }
-  bytes_t beyond() const override;
+  bool finished() const override { return live_temporaries_.empty(); }
+  std::size_t unplanned_allocations() const override { return unplanned_allocations_; }
+  bytes_t unplanned_bytes() const override;
 
   c10::Device on() const { return on_; }
   /// True if allocations on stream `s` may lie in the arena. Allocations on other streams must not.
@@ -151,11 +151,11 @@ class planned_allocations : public placement {
   std::span<const planned_block> blocks_;
   std::size_t next_ = 0;
   int deaths_ = 0;
-  std::vector<const void*> mortal_;  ///< addresses of live blocks that die before the plan ends
-  bool strayed_ = false;
-  std::unordered_map<const void*, bytes_t> strays_;  ///< live blocks outside the plan
-  bytes_t live_strays_ = 0, most_strays_ = 0;        ///< their bytes: now, at most
-  std::atomic<std::size_t> unplanned_ = 0;           ///< atomic, as other threads read it
+  std::vector<const void*> live_temporaries_;  ///< addresses of live blocks that die before the plan ends
+  bool off_plan_ = false;
+  std::unordered_map<const void*, bytes_t> unplanned_blocks_;  ///< live blocks outside the plan
+  bytes_t live_unplanned_ = 0, peak_unplanned_ = 0;            ///< their bytes: now, at most
+  std::atomic<std::size_t> unplanned_allocations_ = 0;         ///< atomic, as other threads read it
 };
 
 /// State of the default generator of the host.

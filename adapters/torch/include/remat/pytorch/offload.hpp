@@ -82,8 +82,8 @@ class states_on_disk {
   using states = ska::flat_hash_map<void*, std::unique_ptr<::torch::optim::OptimizerParamState>>;
   /// The optimizer: references to its members, which must outlive this object, and its arithmetic.
   struct optimizer {
-    const groups& all;  ///< all groups of parameters
-    states& of;         ///< state of each parameter
+    const groups& param_groups;  ///< all groups of parameters
+    states& param_states;        ///< state of each parameter
     /// Steps some parameters of a group.
     std::function<void(std::vector<at::Tensor>, const ::torch::optim::OptimizerParamGroup&)> apply;
     /// Handles of the tensors in the state of a parameter, undefined tensors included, always in the same order.

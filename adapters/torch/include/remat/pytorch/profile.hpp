@@ -34,12 +34,12 @@ struct allocation_script {
 
 /// Costs of a node.
 struct node_profile {
-  double seconds = 0;       ///< shortest time of several runs, s
-  bytes_t workspace = 0;    ///< peak of the allocations on the thread of the calls, less the outputs
-  bytes_t elsewhere = 0;    ///< peak of the allocations on other threads, which the scripts leave out
-  allocation_script first;  ///< allocations of the first run
-  allocation_script again;  ///< allocations of a recomputation, which leaves out `call::first_run_only`
-  bool undisturbed = true;  ///< no other load disturbed the measurement: worth keeping in a file
+  double seconds = 0;               ///< shortest time of several runs, s
+  bytes_t workspace = 0;            ///< peak of the allocations on the thread of the calls, less the outputs
+  bytes_t other_threads_bytes = 0;  ///< peak of the allocations on other threads, which the scripts leave out
+  allocation_script first;          ///< allocations of the first run
+  allocation_script again;          ///< allocations of a recomputation, which leaves out `call::first_run_only`
+  bool undisturbed = true;          ///< no other load disturbed the measurement: worth keeping in a file
 };
 
 /// How to profile.

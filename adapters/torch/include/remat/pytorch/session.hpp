@@ -70,8 +70,8 @@ enum class new_shape {
 
 struct wrap_options {
   pytorch::budget budget = "100%";
-  bytes_t most = max_bytes;  ///< upper limit of every budget, bytes >= 0
-  bytes_t optimizer = 0;     ///< bytes reserved for the states of the optimizer, >= 0
+  bytes_t max_budget = max_bytes;  ///< upper limit of every budget, bytes >= 0
+  bytes_t optimizer = 0;           ///< bytes reserved for the states of the optimizer, >= 0
   /// True: hooks on accumulated gradients free every gradient, from the first step on. False: this is learned. If all parameters
   /// have such hooks, and the hooks have freed all gradients once, later steps give gradients to the hooks during the backward.
   bool gradients_leave = false;
@@ -121,7 +121,7 @@ struct wrap_options {
   bool strict = true;
   plan_cache cache = plan_cache();  ///< cache of plans of earlier processes
   new_shape new_shapes = new_shape::nearest;
-  std::size_t most_shapes = 64;  ///< number of kinds of inputs whose plans are kept, >= 1; the least recently used are dropped
+  std::size_t max_shapes = 64;  ///< number of kinds of inputs whose plans are kept, >= 1; the least recently used are dropped
   /// Number of steps that also run plain, with the memory of a plain step, and are compared bit by bit: outputs, gradients,
   /// buffers, state of the generator. The first difference throws `not_equal`.
   ///
