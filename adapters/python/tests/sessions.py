@@ -8,8 +8,10 @@ import gc
 import logging
 import signal
 import tempfile
+import threading
 import unittest
 
+import following
 import torch
 from torch import nn
 
@@ -154,6 +156,36 @@ class Sessions(unittest.TestCase):
         node = out.grad_fn
         del out
         del node
+
+    def test_a_thread_that_has_left_its_plan_while_another_records(self):
+        ready, done = threading.Event(), threading.Event()
+
+        class Leaves(nn.Linear):
+            waits = False
+
+            def forward(self, x):
+                x = super().forward(x)
+                if self.waits:
+                    following.run_together([threading.Thread()])  # leaves the plan
+                    ready.wait(20)
+                    following.run_together([threading.Thread()])
+                    done.set()
+                return x
+
+        class Recorded(nn.Linear):
+            def forward(self, x):
+                ready.set()
+                done.wait(20)
+                return super().forward(x)
+
+        def train(model):
+            model(torch.ones(4, 8)).square().sum().backward()
+
+        leaves, recorded = remat.wrap(Leaves(8, 8), cache=False), remat.wrap(Recorded(8, 8), cache=False)
+        train(leaves)
+        leaves.waits = True
+        following.run_together([threading.Thread(target=train, args=(m,)) for m in (leaves, recorded)])
+        self.assertEqual(len(remat.of(recorded).plans), 1)
 
     def test_models_that_are_never_planned(self):
         """All calls return what the plain model returns, and raise what it raises."""

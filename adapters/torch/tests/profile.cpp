@@ -52,9 +52,12 @@ TEST_CASE("profile gives nodes costs and scripts, shares equal nodes, and has no
   const auto generator = generator_state::now();
   const meter counting;
   const auto live = meter::live();
+  at::empty({1 << 26}, at::kByte);
+  const auto peak = meter::peak();
   const auto p = profile(step, {.cache = {}, .seconds = 0});
   CHECK(generator_state::now() == generator);
   CHECK(meter::live() == live);
+  CHECK(meter::peak() >= peak);
   for (std::size_t i = 0; i < buffers.size(); ++i) CHECK(at::equal(buffers[i], s.module->buffers()[i]));
 
   REQUIRE(p.nodes.size() == step.nodes.size());

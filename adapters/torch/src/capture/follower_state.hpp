@@ -195,7 +195,7 @@ class follower final : public c10::DebugInfoBase {
     for (const auto& [k, t] : changed_slots_)
       if (!recorded().slots[k].number) return false;  // the constants of the programs may differ
     const auto before = current_;
-    const auto met = std::tuple(tensors_, storages_, shift_, outside_storages_, newly_shared_, changed_slots_);
+    const auto met = std::tuple(tensors_, storages_, shift_, outside_storages_, newly_shared_, changed_slots_, compared_numbers_);
     for (auto next = std::exchange(search_from_first_, false) ? 0 : before + 1; next < candidates_.size(); ++next) {
       if (next == before || common_calls(recorded(), *candidates_[next].forward->recorded) < next_call_ ||
           !has_same_outside(candidates_[next]))
@@ -206,7 +206,7 @@ class follower final : public c10::DebugInfoBase {
       for (const auto& [k, t] : std::exchange(compared_numbers_, {})) compare_slot(k, t.storage(), t);
       if (suits() && run_at_once(candidates_[current_].forward->runs_at_once)) return true;
       current_ = before;
-      std::tie(tensors_, storages_, shift_, outside_storages_, newly_shared_, changed_slots_) = met;
+      std::tie(tensors_, storages_, shift_, outside_storages_, newly_shared_, changed_slots_, compared_numbers_) = met;
       reserve();
     }
     return false;

@@ -150,9 +150,7 @@ class host_allocator final : public c10::Allocator {
 
 void detail::count(bytes_t change) {
   const auto now = live_bytes += change;
-  auto peak = peak_bytes.load(std::memory_order_relaxed);
-  while (now > peak && !peak_bytes.compare_exchange_weak(peak, now)) {
-  }
+  meter::raise_peak(now);
   if (observed.load(std::memory_order_relaxed) && !of_thread.observing) {
     std::lock_guard lock(observer_mutex);
     of_thread.observing = true;
@@ -208,6 +206,10 @@ void meter::install() {
 bytes_t meter::live() { return live_bytes; }
 bytes_t meter::peak() { return peak_bytes; }
 void meter::reset_peak() { peak_bytes = live_bytes.load(); }
+void meter::raise_peak(bytes_t to) {
+  for (auto peak = peak_bytes.load(std::memory_order_relaxed); peak < to && !peak_bytes.compare_exchange_weak(peak, to);) {
+  }
+}
 
 void meter::observe(std::function<void(bytes_t)> f) {
   static std::unique_ptr<meter> counting;

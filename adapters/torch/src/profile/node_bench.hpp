@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <functional>
@@ -114,6 +115,7 @@ class node_bench {
     double shortest = std::numeric_limits<double>::infinity();
     std::vector<bytes_t> seen;
     const meter counting;
+    const auto earlier_peak = c10::make_scope_exit([peak = meter::peak()] { meter::raise_peak(peak); });
     auto once = [&] {
       planned->plan(plan);
       undisturbed_ = true;

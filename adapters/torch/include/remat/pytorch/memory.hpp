@@ -51,6 +51,8 @@ class meter {
   static bytes_t peak();
   /// Sets the peak to the bytes alive now.
   static void reset_peak();
+  /// Raises the peak to an earlier one that is higher. bytes
+  static void raise_peak(bytes_t to);
   /// Sets an observer of the live bytes, or removes it.
   /// @param f called with the live bytes after every change, on the thread of the change, one call at a time, except for its own
   ///          changes; must not fork or call `observe`. Empty: no observer
