@@ -65,8 +65,8 @@ class Context:
         return ("passed", "") if good else ("failed", "the goal is missed")
 
     def options(self) -> dict:
-        """Options of `remat.wrap`: a short time limit of searches, and an exception instead of a fallback."""
-        return {"time_limit": 1 if self.tiny else 6, "on_refuse": "raise"}
+        """Options of `remat.wrap`: short searches, which end at the first plan for tiny models, and an exception instead of a fallback."""
+        return {**({"time_limit": 1, "gap": 0.9} if self.tiny else {"time_limit": 6}), "on_refuse": "raise"}
 
 
 def deterministic() -> None:

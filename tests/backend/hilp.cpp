@@ -25,6 +25,7 @@
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
+#include "../rounds.hpp"
 #include "../staged_oracle.hpp"
 
 namespace remat::testing {
@@ -142,7 +143,7 @@ void check_hilp_of_parts(const milp::any_backend& library, std::uint64_t seed, i
 void check_hiremate(const milp::any_backend& library) {
   using method = hiremate<milp::any_backend, store_all>;
   const method tiny({.cut = {.size = 3, .most = 6}, .leaf_operations = 4, .saved = 2, .peaks = 2}, library, store_all());
-  for (const auto& failure : check_solver(tiny, {.rounds = 15})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(tiny, {.rounds = shortened(15)})) FAIL_CHECK(failure);
 
   // A single part, which the inner solver solves: the time is the optimum.
   std::mt19937_64 g(5);

@@ -13,6 +13,7 @@
 #include <remat/testing/tier_oracle.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using remat::bytes_t;
 using remat::problem;
@@ -34,7 +35,7 @@ TEST_CASE("copy_bound is never above the optimum") {
   std::mt19937_64 g(8);
   int compared = 0, slower = 0;
   double covered = 0;
-  for (int round = 0; round < 2500; ++round) {
+  for (int round = 0; round < remat::testing::shortened(2500); ++round) {
     const auto chain = round % 3 == 2;
     const auto plain = chain ? remat::testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 2)))
                              : remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 5)),
@@ -58,7 +59,7 @@ TEST_CASE("copy_bound is never above the optimum") {
     if (optimum->seconds > all.seconds + 1e-5) ++slower, covered += (bound - all.seconds) / (optimum->seconds - all.seconds);
   }
   CAPTURE(compared, slower, covered);
-  CHECK(compared > 800);
+  CHECK(compared > remat::testing::shortened(800));
   CHECK(covered > 0.01 * slower);
 }
 

@@ -13,6 +13,7 @@
 #include <remat/testing/oracle.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -50,26 +51,26 @@ void compare(const problem& p, bytes_t step, tally& t) {
 TEST_CASE("min_cut_bound is never above the optimum of random problems") {
   std::mt19937_64 g(7);
   tally t;
-  for (int round = 0; round < 1000; ++round)
+  for (int round = 0; round < shortened(1000); ++round)
     compare(random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 4, 7)), .once = round % 3 == 0 ? 25 : 0}), 2, t);
-  CHECK(t.compared > 2000);
-  CHECK(t.positive > 300);
+  CHECK(t.compared > shortened(2000));
+  CHECK(t.positive > shortened(300));
   CHECK(t.extra > 0.2 * t.optimal_extra);
 }
 
 TEST_CASE("min_cut_bound is never above the optimum of training chains") {
   std::mt19937_64 g(8);
   tally t;
-  for (int round = 0; round < 40; ++round) compare(random_training_chain(g, 3), 2, t);
+  for (int round = 0; round < shortened(40); ++round) compare(random_training_chain(g, 3), 2, t);
   for (std::size_t n = 2; n <= 6; ++n) compare(unit_training_chain(n), 1, t);
-  CHECK(t.positive > 100);
+  CHECK(t.positive > shortened(100));
   CHECK(t.extra > 0.4 * t.optimal_extra);
 }
 
 TEST_CASE("min_cut_bound is never above the optimum if costs are denormal numbers") {
   std::mt19937_64 g(9);
   int extra = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < shortened(300); ++round) {
     const auto whole = random_problem(g, {.operations = 7});
     std::vector<double> seconds;
     for (const auto& o : whole.operations()) seconds.push_back(o.seconds * 0x1p-1060);
@@ -82,7 +83,7 @@ TEST_CASE("min_cut_bound is never above the optimum if costs are denormal number
         extra += bound > least.seconds;
       }
   }
-  CHECK(extra > 50);
+  CHECK(extra > shortened(50));
 }
 
 TEST_CASE("min_cut_bound: the value of a once-only operation must be retained") {

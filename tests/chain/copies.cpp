@@ -10,6 +10,8 @@
 #include <remat/chain/fastest_with_copies.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../rounds.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 using step_kind = chain::chain_step::kind;
@@ -159,7 +161,7 @@ TEST_CASE("the recurrence with copies equals the enumeration of its choices", "[
 TEST_CASE("with a dead link the recurrence gives persistent schedules, with a fast link nothing is recomputed") {
   std::mt19937_64 g(32);
   int found = 0, freed = 0;
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < shortened(100); ++round) {
     const auto c = chain_to_copy(g, static_cast<std::size_t>(uniform(g, 2, 20)), 1);
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
@@ -180,8 +182,8 @@ TEST_CASE("with a dead link the recurrence gives persistent schedules, with a fa
     if (fast.found()) CHECK(fast.seconds <= dead.seconds);
     freed += fast.found() && fast.seconds <= once * (1 + 1e-6);  // the other chains have a link whose forward does not fit
   }
-  CHECK(found > 50);
-  CHECK(freed > 80);
+  CHECK(found > shortened(50));
+  CHECK(freed > shortened(80));
 }
 
 TEST_CASE("the search with copies: empty chains, long chains, and an early stop") {

@@ -9,6 +9,8 @@
 #include <remat/chain/persistent_table.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../rounds.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 using kind = chain::chain_step::kind;
@@ -116,7 +118,7 @@ std::vector<std::vector<chain::chain_step>> all(const chain::heterogeneous_chain
 TEST_CASE("the table equals the enumeration of persistent schedules") {
   std::mt19937_64 g(11);
   int compared = 0;
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < shortened(1500); ++round) {
     const auto c = random_chain(g, static_cast<std::size_t>(uniform(g, 1, 4)), 3);
     std::map<bytes_t, double> fronts;  // peak -> least time
     bytes_t largest = 0;
@@ -159,7 +161,7 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
       CHECK(table.seconds(budget - 1) != seconds);
     }
   }
-  CHECK(compared > 10000);
+  CHECK(compared > shortened(10000));
 }
 
 TEST_CASE("the table for chains of zero, one and many links") {

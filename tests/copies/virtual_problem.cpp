@@ -12,6 +12,8 @@
 #include <remat/solver/min_cut.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../rounds.hpp"
+
 using namespace remat;
 using remat::testing::uniform;
 
@@ -63,7 +65,7 @@ TEST_CASE("ballast fills the difference between a budget and the largest budget"
 TEST_CASE("orders with recomputations map to the virtual problem and back, and its plans are plans of the problem") {
   std::mt19937_64 g(4);
   int found = 0;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < testing::shortened(200); ++round) {
     const auto p = testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 5)));
     const auto all = measure_order(p, needed_operations(p)).peak, least = all * 6 / 10, middle = all * 8 / 10;
     const copies::virtual_problem q(p, needed_operations(p), std::vector<bytes_t>{least, middle, all, middle, least});
@@ -79,7 +81,7 @@ TEST_CASE("orders with recomputations map to the virtual problem and back, and i
     CHECK(again == back.order);
     CHECK(measure_order(q.problem(), q.wrap(back.order)).seconds == Approx(r.seconds));
   }
-  CHECK(found > 50);
+  CHECK(found > testing::shortened(50));
 }
 
 TEST_CASE("early_order puts everything that can run before a given operation in front of it") {

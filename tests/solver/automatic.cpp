@@ -12,12 +12,13 @@
 #include <remat/testing/generators.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using testing::share_of_peak;
 
 TEST_CASE("automatic passes the conformance suite") {
-  const auto failures = testing::check_solver(automatic<>({.search = {.patience = 300}}), {.rounds = 150});
+  const auto failures = testing::check_solver(automatic<>({.search = {.patience = 300}}), {.rounds = testing::shortened(150)});
   for (const auto& failure : failures) FAIL_CHECK(failure);
 }
 
@@ -46,7 +47,7 @@ TEST_CASE("automatic reports improvements, and stops when asked to") {
 
 TEST_CASE("automatic is no worse than min_cut") {
   std::mt19937_64 g(11);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < testing::shortened(40); ++round) {
     const auto p = testing::random_training_chain(g, 8);
     const auto budget = share_of_peak(p, round % 2 == 0 ? 0.5 : 0.7);
     const auto r = solve(p, budget, automatic<>({.search = {.patience = 100}}));
@@ -65,7 +66,7 @@ TEST_CASE("options of automatic that are out of range are named") {
 TEST_CASE("automatic finds the optimum of every small problem, or proves that nothing fits") {
   std::mt19937_64 g(930);
   int found = 0, hopeless = 0;
-  for (int round = 0; round < 600; ++round) {
+  for (int round = 0; round < testing::shortened(600); ++round) {
     testing::random_options o{.operations = static_cast<std::size_t>(testing::uniform(g, 4, 8)), .outputs = 2};
     o.once = round % 2 == 0 ? 20 : 0;
     o.density = static_cast<int>(testing::uniform(g, 20, 70));
@@ -85,8 +86,8 @@ TEST_CASE("automatic finds the optimum of every small problem, or proves that no
       CHECK(r.seconds <= *optimum * (1 + 1e-4));
     }
   }
-  CHECK(found > 800);
-  CHECK(hopeless > 100);
+  CHECK(found > testing::shortened(800));
+  CHECK(hopeless > testing::shortened(100));
 }
 
 TEST_CASE("automatic recomputes cheap values if a target that reads them must run last") {

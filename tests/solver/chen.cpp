@@ -12,6 +12,7 @@
 #include <remat/testing/generators.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -46,7 +47,7 @@ TEST_CASE("chen on unit chains has the costs of Checkmate's square-root and last
 TEST_CASE("the default of chen is as fast as each of its variants") {
   std::mt19937_64 g(42);
   int found = 0;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < shortened(200); ++round) {
     const auto p = round % 2 == 0 ? random_training_chain(g, 12) : random_problem(g, {.operations = 25, .once = 10});
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     const auto budget = all - (all - bounds_without_search(p).budget) / 2;
@@ -60,7 +61,7 @@ TEST_CASE("the default of chen is as fast as each of its variants") {
         CHECK(best.seconds <= r.seconds);
       }
   }
-  CHECK(found > 300);
+  CHECK(found > shortened(300));
 }
 
 TEST_CASE("chen checkpoints a transformer in half of its memory, less than 35 % slower") {
@@ -75,9 +76,9 @@ TEST_CASE("chen checkpoints a transformer in half of its memory, less than 35 % 
 }
 
 TEST_CASE("chen passes the conformance suite") {
-  for (const auto& failure : check_solver(chen{}, {.rounds = 800})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(chen{}, {.rounds = shortened(800)})) FAIL_CHECK(failure);
   for (const auto v : variants)
-    for (const auto& failure : check_solver(chen({.variant = v}), {.rounds = 100, .seed = 2})) FAIL_CHECK(failure);
+    for (const auto& failure : check_solver(chen({.variant = v}), {.rounds = shortened(100), .seed = 2})) FAIL_CHECK(failure);
 }
 
 TEST_CASE("chen on chains of 1500 layers") {

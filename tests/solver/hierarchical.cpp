@@ -20,6 +20,7 @@
 
 #include "../instances.hpp"
 #include "../networks.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -101,10 +102,10 @@ TEST_CASE("hierarchical passes the conformance suite") {
   o.peaks = 2;
   o.effort = 0;
   const hierarchical<> tiny_parts(quick(), join_by_default(), o);
-  CHECK(check_solver(tiny_parts, {.rounds = 80}) == std::vector<std::string>{});
+  CHECK(check_solver(tiny_parts, {.rounds = shortened(80)}) == std::vector<std::string>{});
 }
 
-TEST_CASE("hierarchical is at most 3 % slower than min_cut on training graphs that are not chains") {
+TEST_CASE("hierarchical is at most 3 % slower than min_cut on training graphs that are not chains", "[long]") {
   struct sample {
     std::string name;
     problem p;
@@ -180,8 +181,8 @@ TEST_CASE("hierarchical with each joiner alone, as published, passes the conform
   chain.leaf_operations = outer.leaf_operations = 4;
   chain.saved = outer.saved = 2;
   chain.peaks = outer.peaks = 2;
-  CHECK(check_solver(one(quick(), join_by_chain(), chain), {.rounds = 40}) == std::vector<std::string>{});
-  CHECK(check_solver(other(quick(), join_by_outer(quick()), outer), {.rounds = 40}) == std::vector<std::string>{});
+  CHECK(check_solver(one(quick(), join_by_chain(), chain), {.rounds = shortened(40)}) == std::vector<std::string>{});
+  CHECK(check_solver(other(quick(), join_by_outer(quick()), outer), {.rounds = shortened(40)}) == std::vector<std::string>{});
 }
 
 TEST_CASE("with_like_costs keeps tiers and links, and refuses tolerances that are no finite number") {

@@ -17,6 +17,7 @@
 
 #include "../chain_or_random.hpp"
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -26,7 +27,7 @@ static_assert(solver<improved<store_all>>);
 TEST_CASE("improved is never worse than its start, and mostly finds the optimum") {
   std::mt19937_64 g(13);
   int compared = 0, better = 0, optimal = 0, missed = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < shortened(300); ++round) {
     const auto p = chain_or_random(g, round);
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     for (const auto part : {90, 75, 60}) {
@@ -49,14 +50,15 @@ TEST_CASE("improved is never worse than its start, and mostly finds the optimum"
       optimal += r.seconds <= *optimum * (1 + 1e-9);
     }
   }
-  CHECK(compared > 250);
+  CHECK(compared > shortened(250));
   CHECK(better > compared / 3);
   CHECK(optimal > compared * 9 / 10);
   CHECK(missed < compared / 10);
 }
 
 TEST_CASE("improved passes the conformance suite") {
-  const auto failures = check_solver(improved<store_all>(store_all{}, {.search = {.patience = 30}}), {.rounds = 1000, .seed = 3});
+  const auto failures =
+      check_solver(improved<store_all>(store_all{}, {.search = {.patience = 30}}), {.rounds = shortened(1000), .seed = 3});
   for (const auto& f : failures) UNSCOPED_INFO(f);
   CHECK(failures.empty());
 }
@@ -84,7 +86,7 @@ TEST_CASE("improved gives equal schedules for equal seeds, and reports each impr
 TEST_CASE("a longer search of improved continues a shorter search, and is never worse") {
   std::mt19937_64 g(17);
   int better = 0;
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < shortened(60); ++round) {
     const auto p = random_training_chain(g, 12);
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     double before = std::numeric_limits<double>::infinity();
@@ -96,7 +98,7 @@ TEST_CASE("a longer search of improved continues a shorter search, and is never 
       before = r.seconds;
     }
   }
-  CHECK(better > 20);
+  CHECK(better > shortened(20));
 }
 
 TEST_CASE("options of improved that are out of range are named") {

@@ -13,6 +13,7 @@
 #include <remat/testing/oracle.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -22,7 +23,7 @@ static_assert(solver<min_cut>);
 TEST_CASE("min_cut is never below the optimum nor its bound above it, and is often optimal") {
   std::mt19937_64 g(5);
   int compared = 0, equal = 0, missed = 0;
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < shortened(400); ++round) {
     const auto p =
         round % 4 == 0 ? random_training_chain(g, 3) : random_problem(g, {.operations = 7, .once = round % 4 == 1 ? 25 : 0});
     const auto all = evaluate(p, store_all_schedule(p));
@@ -45,13 +46,13 @@ TEST_CASE("min_cut is never below the optimum nor its bound above it, and is oft
       if (r.status == status::optimal) CHECK(r.seconds == Approx(*best));
     }
   }
-  CHECK(compared > 800);
+  CHECK(compared > shortened(800));
   CHECK(equal > compared * 95 / 100);
   CHECK(missed < compared / 20);
 }
 
 TEST_CASE("min_cut passes the conformance suite") {
-  const auto failures = check_solver(min_cut({.effort = 200}), {.rounds = 1000, .seed = 2});
+  const auto failures = check_solver(min_cut({.effort = 200}), {.rounds = shortened(1000), .seed = 2});
   for (const auto& f : failures) UNSCOPED_INFO(f);
   CHECK(failures.empty());
 }

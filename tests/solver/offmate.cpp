@@ -17,6 +17,7 @@
 #include <remat/testing/tier_oracle.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -42,12 +43,12 @@ std::size_t copies_of(const result& r) {
 }  // namespace
 
 TEST_CASE("offmate passes the conformance suite") {
-  for (const auto& failure : check_solver(offmate<>(min_cut{}, {.effort = 20'000, .idle = 1}), {.rounds = 300}))
+  for (const auto& failure : check_solver(offmate<>(min_cut{}, {.effort = 20'000, .idle = 1}), {.rounds = shortened(300)}))
     FAIL_CHECK(failure);
 }
 
 TEST_CASE("offload_only passes the conformance suite") {
-  for (const auto& failure : check_solver(offload_only{})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(offload_only{}, {.rounds = shortened(500)})) FAIL_CHECK(failure);
 }
 
 TEST_CASE("offmate solves every budget from the least on, no slower than either means alone, and never below the optimum",

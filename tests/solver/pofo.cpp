@@ -13,6 +13,7 @@
 #include <remat/testing/tier_oracle.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -56,13 +57,13 @@ bool has_copies(const result& r) {
 }  // namespace
 
 TEST_CASE("pofo passes the conformance suite") {
-  for (const auto& failure : check_solver(pofo{}, {.rounds = 300})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(pofo{}, {.rounds = shortened(300)})) FAIL_CHECK(failure);
 }
 
 TEST_CASE("pofo on thousands of small chains is never below the optimum, and often optimal") {
   std::mt19937_64 g(41);
   int compared = 0, met = 0, false_claims = 0, copied = 0;
-  for (int round = 0; round < 2000; ++round) {
+  for (int round = 0; round < shortened(2000); ++round) {
     const auto plain = small_chain(g, static_cast<std::size_t>(uniform(g, 2, 3)));
     const auto rate = [&] { return static_cast<double>(uniform(g, 1, 2)); };
     const auto p = plain.with_copies(copy_rates{rate(), rate(), 0});
@@ -87,8 +88,8 @@ TEST_CASE("pofo on thousands of small chains is never below the optimum, and oft
   }
   CAPTURE(compared, met, copied);
   CHECK(false_claims == 0);
-  CHECK(compared > 90);
-  CHECK(copied > 90);
+  CHECK(compared > shortened(90));
+  CHECK(copied > shortened(90));
   CHECK(3 * met > compared);
 }
 

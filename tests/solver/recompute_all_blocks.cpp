@@ -10,6 +10,7 @@
 #include <remat/testing/generators.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -42,9 +43,9 @@ TEST_CASE("recompute_all_blocks takes about one more forward on networks") {
 }
 
 TEST_CASE("recompute_all_blocks passes the conformance suite") {
-  for (const auto& failure : check_solver(recompute_all_blocks{}, {.rounds = 400})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(recompute_all_blocks{}, {.rounds = shortened(400)})) FAIL_CHECK(failure);
   for (const auto& failure :
-       check_solver(recompute_all_blocks({.blocks = {.size = 1, .interface = 1}, .keep_last = true}), {.rounds = 400}))
+       check_solver(recompute_all_blocks({.blocks = {.size = 1, .interface = 1}, .keep_last = true}), {.rounds = shortened(400)}))
     FAIL_CHECK(failure);
 }
 

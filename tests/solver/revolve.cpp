@@ -11,6 +11,8 @@
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
+#include "../rounds.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 
@@ -31,9 +33,9 @@ TEST_CASE("revolve finds the optimum of unit chains for every budget") {
 }
 
 TEST_CASE("revolve passes the conformance suite") {
-  for (const auto& failure : check_solver(revolve{}, {.rounds = 600})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(revolve{}, {.rounds = shortened(600)})) FAIL_CHECK(failure);
   const revolve few({.blocks = {.size = 1, .most = 3, .interface = 1}, .links = 2, .slots = 10});
-  for (const auto& failure : check_solver(few, {.rounds = 200, .seed = 2})) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(few, {.rounds = shortened(200), .seed = 2})) FAIL_CHECK(failure);
 }
 
 TEST_CASE("revolve on unequal chains is not slower with more memory") {

@@ -16,6 +16,7 @@
 #include <remat/testing/oracle.hpp>
 
 #include "../instances.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -25,7 +26,7 @@ static_assert(solver<store_all> && solver<rockmate<>> && solver<rockmate<chen>>)
 TEST_CASE("store_all, chen, rotor and rockmate are never below the optimum of small problems") {
   std::mt19937_64 g(22);
   int compared = 0, equal = 0, rotor_found = 0, chen_found = 0, faster_with_less = 0;
-  for (int round = 0; round < 90; ++round) {
+  for (int round = 0; round < shortened(90); ++round) {
     const auto p = round % 3 == 0   ? random_training_chain(g, 3)
                    : round % 3 == 1 ? random_problem(g, {.operations = 7, .once = 20})
                                     : unit_training_chain(static_cast<std::size_t>(2 + round % 5));
@@ -50,14 +51,14 @@ TEST_CASE("store_all, chen, rotor and rockmate are never below the optimum of sm
       before = std::max(before, blocks.seconds);
     }
   }
-  CHECK(compared > 200);
+  CHECK(compared > shortened(200));
   CHECK(equal > compared * 9 / 10);
-  CHECK(faster_with_less <= compared / 200);  // a heuristic: rare exceptions are allowed
-  CHECK(rotor_found > 20);
-  CHECK(chen_found > 20);
+  CHECK(faster_with_less <= std::max(1, compared / 200));  // a heuristic: rare exceptions are allowed
+  CHECK(rotor_found > shortened(20));
+  CHECK(chen_found > shortened(20));
 }
 
-TEST_CASE("rockmate proves no bound, and improved<rockmate> is no slower") {
+TEST_CASE("rockmate proves no bound, and improved<rockmate> is no slower", "[long]") {
   for (const auto* name : {"gpt2-layers-2-seq-256", "resnet18", "unet-depth-4"}) {
     const auto p = instance(name);
     const auto all = evaluate(p, store_all_schedule(p));

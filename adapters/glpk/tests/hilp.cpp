@@ -4,11 +4,12 @@
 #include <remat/glpk/backend.hpp>
 
 #include "../../../tests/backend/checks.hpp"
+#include "../../../tests/rounds.hpp"
 
 using namespace remat;
 
 TEST_CASE("glpk: on single operations the hierarchical ILP finds the staged optimum") {
-  testing::check_hilp_of_operations(glpk::backend(), 31, 60);
+  testing::check_hilp_of_operations(glpk::backend(), 31, testing::shortened(60));
 }
 TEST_CASE("glpk: the hierarchical ILP of parts is no worse than any selection of options") {
   testing::check_hilp_of_parts(glpk::backend(), 10, 100);

@@ -19,9 +19,10 @@ WORDS = {"the same", "the same line", "none", "nothing", ""}  # cells without co
 
 
 class Package:
-    """The package remat with a short search, because plans need not be fast here."""
+    """The package remat with short searches, because plans need not be fast here."""
 
     wrap = staticmethod(functools.partial(remat.wrap, planner=remat.Planner(time_limit=1, gap=0.9)))
+    curve = staticmethod(functools.partial(remat.curve, time_limit=2))
 
     def __getattr__(self, name):
         return getattr(remat, name)

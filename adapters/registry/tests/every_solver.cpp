@@ -22,6 +22,8 @@
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
+#include "../../../tests/rounds.hpp"
+
 using remat::bytes_t;
 using remat::problem;
 using remat::status;
@@ -156,7 +158,7 @@ TEST_CASE("every solver on problems at the edges") {
 TEST_CASE("every solver: no schedule below what is possible, none faster than the optimum") {
   std::mt19937_64 g(9);
   const auto all_solvers = solvers();
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < remat::testing::shortened(40); ++round) {
     const auto p = remat::testing::random_problem(
         g, {.operations = static_cast<std::size_t>(3 + round % 4), .once = round % 3 == 0 ? 25 : 0});
     const auto all = store_all_peak(p), least = remat::bounds_without_search(p).budget;
