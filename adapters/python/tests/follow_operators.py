@@ -17,6 +17,23 @@ DRAWS = {
 }
 
 
+#: Masks that kernels make: (model, input) -> mask. The mask of one size selects the same number of rows in each step.
+MASKS = {
+    "drawn": lambda m, x: torch.rand(32) < 0.8, "drawn, one size": lambda m, x: torch.rand(32).argsort() < 20,
+    "of a layer": lambda m, x: m.first(x).detach()[:, 0] > -0.5, "of a layer, one size": lambda m, x: m.first(x).detach()[:, 0].argsort() < 20,
+}
+
+
+def selects_twice(mask):
+    """A model that selects rows of its input by `mask`, and among these by their own values."""
+    class Model(Net):
+        def forward(self, x):
+            x = x[mask(self, x)]
+            return super().forward(x[x[:, 0] > -1])
+
+    return Model
+
+
 def filled(like):
     """`like` reads only the sizes of an empty tensor, which is filled afterwards."""
     def act(h):
@@ -66,6 +83,11 @@ class Operators(Test):
             with self.subTest(name), self.assertNoLogs("remat", logging.WARNING):
                 self.check(acts(how))
                 self.check(lambda how=how: nn.Sequential(*(acts(how)() for _ in range(3))), budget="60% of activations")
+
+    def test_a_mask_behind_a_mask(self):
+        for name, mask in MASKS.items():
+            with self.subTest(name):
+                self.check(selects_twice(mask), steps=8)
 
     def test_memory_of_which_only_the_size_is_read(self):
         for name, like in LIKES.items():

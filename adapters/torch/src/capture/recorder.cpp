@@ -214,7 +214,9 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     return;
   }
   freeze_filled_by_hand(c, tensors);
-  const bool real_values = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_real_values(t); });
+  const bool known = !masked || masked->masks_known;  // else a later step knows its positions only after calls have run ahead
+  const bool real_values =
+      known && std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_real_values(t); });
   const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
                                     [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
   std::vector<found_as> before;
