@@ -41,23 +41,23 @@ MEASURES = {
 # Name, header, measure.
 CONSTANTS = [
     ("first_rows", "bound/multi_cut_bound.hpp", "moments"),
-    ("most_tries", "bound/multi_cut_bound.hpp", "moments"),
+    ("least_tries", "bound/multi_cut_bound.hpp", "moments"),
     ("light_in_long", "bound/multi_cut_model.hpp", "moments"),
     ("narrowest", "chain/fastest_persistent.hpp", "rotor, no table"),
-    ("piece", "chain/persistent_table.hpp", "rotor"),
+    ("chunk", "chain/persistent_table.hpp", "rotor"),
     ("prices", "chain/lagrangian_bounds.hpp", "rotor, no table"),
-    ("near", "copies/copy_search.hpp", "offmate"),
-    ("played", "hierarchy/join_by_chain.hpp", "hierarchical"),
+    ("tighten_within", "copies/copy_search.hpp", "offmate"),
+    ("max_repaired", "hierarchy/join_by_chain.hpp", "hierarchical"),
     ("reach", "hierarchy/part_chain.hpp", "hierarchical"),
     ("max_operations", "order/destroy_repair.hpp", "improved"),
     ("block", "order/slot_memory.hpp", "improved"),
     ("near", "solver/hierarchical.hpp", "hierarchical"),
-    ("most", "solver/lower_peak.hpp", "smallest budget"),
+    ("max_sets", "solver/lower_peak.hpp", "smallest budget"),
     ("mixtures", "solver/lower_peak.hpp", "smallest budget"),
     ("max_parts", "solver/rotor.hpp", "rotor"),
-    ("reach", "structure/partition.hpp", "rotor"),
+    ("min_look_back", "structure/partition.hpp", "rotor"),
     ("tries", "structure/partition.hpp", "rotor"),
-    ("few_of", "structure/separator_tree.hpp", "twremat"),
+    ("min_ratio", "structure/separator_tree.hpp", "twremat"),
 ]
 
 PROGRAM = """
@@ -125,8 +125,11 @@ def main():
         if given.names and name not in given.names:
             continue
         path = ROOT / "include/remat" / header
-        number = re.compile(rf"(constexpr[^;]*\b{name} = )([\d'.]+)")
-        value = number.search(path.read_text())[2].replace("'", "")
+        number = re.compile(rf"(constexpr[^;]*\b{name} =\s+)([\d'.]+)")
+        found = number.search(path.read_text())
+        if found is None:
+            parser.error(f"{header} has no constant {name}")
+        value = found[2].replace("'", "")
         if what not in as_it_is:
             as_it_is[what] = measure(given, header, path.read_text(), what)
         texts = [number.sub(rf"\g<1>{scaled(value, factor)}", path.read_text(), count=1) for factor in (0.5, 2)]

@@ -8,6 +8,8 @@ import numpy
 import torch
 from following import Net, Test
 
+import remat
+
 
 class WithArray(Net):
     def begin(self):
@@ -48,6 +50,18 @@ class BetweenParts(WithArray):
         h = h[:, :40] * torch.from_numpy(self.array[:40])
         self.change()
         return torch.cat([h, h[:, :8]], 1) * torch.from_numpy(self.array[-8:]).repeat(6)
+
+
+class NowAndThen(WithArray):
+    """The array changes only in some steps, and an operator changes the shape of the tensor in place."""
+    steps = 0
+
+    def act(self, h):
+        h = h + self.here().unsqueeze_(0)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.change()
+        return h.tanh()
 
 
 class After(WithArray):
@@ -117,6 +131,24 @@ class Arrays(Test):
         for make in (Before, Unchanged):
             with self.subTest(make.__name__), self.assertNoLogs("remat", logging.WARNING):
                 self.check(make)
+
+    def test_written_in_some_steps(self):
+        with self.assertLogs("remat", logging.WARNING) as told:
+            self.check(NowAndThen, steps=8)
+        self.assertIn("without an operator", told.output[0])
+
+    def test_a_kernel_that_fails(self):
+        """The array has its last numbers, whatever happens."""
+        class Fails(WithArray):
+            def act(self, h):
+                h = self.last.weight[(h + self.here()).argmax(1)]  # at most 47, and 16 rows
+                self.change()
+                return h
+
+        model = remat.wrap(Fails(), planner=remat.Planner(time_limit=1), cache=False)
+        with self.assertRaises(IndexError):
+            model(torch.ones(4, 16))
+        self.assertEqual(model.array[0], numpy.float32(1.5))
 
     def test_written_after_a_read(self):
         for make in (BetweenTensors, BetweenCalls, BetweenParts, After, AfterProduct, Copied, Bytes, Buffer):

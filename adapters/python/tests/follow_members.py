@@ -291,6 +291,17 @@ class Inference(Test):
 
         self.check(Cached, step)
 
+        class KeepsOther(Net):
+            """It keeps a tensor over the memory of a constant that no operator gave."""
+
+            def act(self, h):
+                self.kept = torch.ones(48).data
+                return h.tanh() + torch.ones_like(self.kept) - self.kept * 0.5
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            model = self.check(KeepsOther, steps=6)
+        self.assertEqual(len(remat.of(model).plans), 1)
+
     def test_arguments(self):
         def step(model, x, k):
             with torch.inference_mode():

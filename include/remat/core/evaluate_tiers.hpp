@@ -218,8 +218,7 @@ class tier_contents {
 /// - `busy`, per value and tier: end of its last read, by a copy or by a computation that does not run on the device.
 /// - `tier_free`, `stream_free`: end of the last computation of another tier, and of the last copy of a stream.
 /// - `room_from`, per tier beyond the device: when the room exists that earlier steps of the list have freed. A step that takes
-/// room
-///   there starts no earlier. So no tier needs more memory than in the order of the list, however late a copy is.
+///   room there starts no earlier. So no tier needs more memory than in the order of the list, however late a copy is.
 class tier_clocks {
  public:
   tier_clocks(const problem& p, const schedule& s, const std::vector<tier_id>& homes)

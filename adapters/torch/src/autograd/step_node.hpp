@@ -183,7 +183,7 @@ class step_node final : public ::torch::autograd::Node {
       result = planned(*r, given, unread);
     }
     if (checks) checks->compare_backward(edges_.added_up(result));
-    edges_.trim(result);
+    if (in_backward()) edges_.trim(result);
     return result;
   }
 
@@ -270,10 +270,12 @@ class step_node final : public ::torch::autograd::Node {
   void keep_edges() {
     after_backward([edges = next_edges()](step_node& self) mutable { self.next_edges() = std::move(edges); });
   }
-  /// Calls `f(*this)` at the end of the whole backward, unless somebody calls this node outside of any (`y.grad_fn(g)`).
+  /// False if somebody calls this node outside of any backward (`y.grad_fn(g)`).
+  static bool in_backward() { return ::torch::autograd::get_current_graph_task_id() >= 0; }
+  /// Calls `f(*this)` at the end of the whole backward, if there is one.
   template <class F>
   void after_backward(F f) {
-    if (::torch::autograd::get_current_graph_task_id() < 0) return;
+    if (!in_backward()) return;
     ::torch::autograd::Engine::get_default_engine().queue_callback(
         [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), f = std::move(f)]() mutable { f(*self); });
   }
@@ -304,7 +306,7 @@ class step_node final : public ::torch::autograd::Node {
     };
     std::vector<at::Tensor> sums;
     const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
-    const bool to_parameters = !verify_ && (captured == nullptr || captured->empty());
+    const bool to_parameters = !verify_ && in_backward() && (captured == nullptr || captured->empty());
     // If other graphs lead to a parameter (several forwards, a penalty on weights), autograd first adds up all their gradients.
     std::size_t added = 0, left = 0;
     if (to_parameters)

@@ -6,8 +6,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_set>
 #include <utility>
 
@@ -48,8 +50,7 @@ bool overlap(c10::StorageImpl* s, c10::StorageImpl* other) {
 /// True if code other than kernels may write the memory of a tensor at any time: PyTorch marks memory that `numpy()` has handed
 /// out, or that it has got from elsewhere (`torch.from_numpy`).
 bool others_may_write(const at::Tensor& t) {
-  return t.is_cpu() && !t.requires_grad() && !storage_of(t)->resizable() && storage_of(t)->nbytes() <= constant_limit &&
-         has_memory(t);
+  return t.is_cpu() && !t.requires_grad() && !storage_of(t)->resizable() && has_memory(t);
 }
 
 /// Moves memory from one storage to another.
@@ -161,23 +162,34 @@ bool call_log::is_exposed(const c10::StorageImpl* s) const {
   return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) { return e.storage.unsafeGetStorageImpl() == s; });
 }
 
-void call_log::watch(const trace& step, const traced_call& c, const std::vector<c10::IValue>& arguments) {
+void call_log::watch(const trace& step, std::size_t inputs, const traced_call& c, const std::vector<c10::IValue>& arguments) {
   for (const auto& o : c.operands) {
     const auto& t = tensor_at(arguments, o);
-    const auto k = step.storages[o.view.value].slot;
-    if ((k != none && step.slots[k].from == role::input) || !t.has_storage() || !others_may_write(t)) continue;
+    if (!t.has_storage() || storage_of(t)->resizable()) continue;
     auto* const s = storage_of(t);
     const auto shares = [&](const c10::Storage& other) { return overlap(s, other.unsafeGetStorageImpl()); };
     const auto same = [&](const auto& w) { return w.storage.nbytes() == s->nbytes() && w.storage.data() == s->data(); };
+    const bool known = std::any_of(written_by_calls_.begin(), written_by_calls_.end(), shares);
     if (o.written) {
       std::erase_if(watched_, [&](const auto& w) { return shares(w.storage); });
-      written_by_calls_.push_back(t.storage());
-    } else if (std::none_of(watched_.begin(), watched_.end(), same) &&
-               std::none_of(written_by_calls_.begin(), written_by_calls_.end(), shares)) {
-      const plain_kernels kernels;
-      watched_.push_back({t.storage(), bytes_of(t).clone()});
+      if (!known) written_by_calls_.push_back(t.storage());
+      continue;
     }
+    const auto k = step.storages[o.view.value].slot;
+    const bool given = k != none && (step.slots[k].from == role::parameter ||
+                                     (step.slots[k].from == role::input && step.slots[k].position < inputs));
+    if (known || given || !others_may_write(t) || watched_bytes_ + s->nbytes() > constant_limit ||
+        std::any_of(watched_.begin(), watched_.end(), same))
+      continue;
+    const plain_kernels kernels;
+    watched_.push_back({t.storage(), bytes_of(t).clone()});
+    watched_bytes_ += s->nbytes();
   }
+}
+
+void call_log::end_watch() {
+  watched_.clear();
+  written_by_calls_.clear();
 }
 
 bool call_log::saved_storage::touched() const {
@@ -303,9 +315,13 @@ void call_log::fill() {
   first_stale_ = 0;
   for (const auto& k : std::exchange(saved_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // the calls so far have seen the data from before
-  for (auto& w : std::exchange(watched_, {})) touched.push_back(std::move(w));
+  std::move(watched_.begin(), watched_.end(), std::back_inserter(touched));
+  end_watch();
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });
   for (auto& e : touched) e.exchange();
+  const auto written = c10::make_scope_exit([&] {
+    for (auto e = touched.rbegin(); e != touched.rend(); ++e) e->exchange();  // entries may share memory
+  });
   std::unordered_set<const c10::StorageImpl*> gone;
   for (const auto& c : calls_) {
     if (!c.has_run) continue;
@@ -327,7 +343,6 @@ void call_log::fill() {
     run(c);
   }
   if (state_before != generator_.expected()) generator_.set(state_before);
-  for (auto e = touched.rbegin(); e != touched.rend(); ++e) e->exchange();  // entries may share memory
 }
 
 void call_log::fill(const std::vector<bool>& chosen) {

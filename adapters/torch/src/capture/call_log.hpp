@@ -80,8 +80,10 @@ class call_log {
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
            const std::optional<draw_origin>& draws, bool has_run = false, std::vector<at::Tensor> positions = {});
   /// Call this before `add`. Until the end of the forward, saves the data of operands that the call reads and that other code may
-  /// write (arrays of numpy), at most 1 MiB of each. Arguments of the forward are not saved.
-  void watch(const trace& step, const traced_call& c, const std::vector<c10::IValue>& arguments);
+  /// write (arrays of numpy), at most 1 MiB in all. Arguments of the forward, parameters, and memory that calls write are not
+  /// saved.
+  /// @param inputs number of arguments of the forward
+  void watch(const trace& step, std::size_t inputs, const traced_call& c, const std::vector<c10::IValue>& arguments);
   /// Adds a call that only changes the geometry of tensors.
   /// @param before per changed tensor: a tensor with its old geometry
   void add_geometry_change(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
@@ -196,7 +198,9 @@ class call_log {
   const saved_storage* exposed(const at::Tensor& t) const;
   std::vector<saved_storage> saved_, exposed_, watched_;
   std::vector<c10::Storage> written_by_calls_;  ///< memory that others may write, too
-  std::size_t first_stale_ = 0;                 ///< first entry of `saved_` that was not yet put back for calls that run ahead
+  std::size_t watched_bytes_ = 0;
+  void end_watch();
+  std::size_t first_stale_ = 0;  ///< first entry of `saved_` that was not yet put back for calls that run ahead
   bool filled_ = false;
 
   // --- of calls that have run ahead ------------------------------------------------------------------------------------------

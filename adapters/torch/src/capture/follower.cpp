@@ -3,6 +3,7 @@
 #include "follower_state.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "../program/operators.hpp"
 #include "hollow.hpp"
@@ -116,11 +117,12 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   const auto before = reshape(c, arguments);
   auto results = results_of(c, arguments);
   replace_from(stack, first, results);
-  log_->watch(recorded(), c, arguments);
-  if (before.empty())
+  if (before.empty()) {
+    log_->watch(recorded(), inputs_.size(), c, arguments);
     log_->add(next_call_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
-  else
+  } else {
     log_->add_geometry_change(next_call_, op, std::move(arguments), std::move(results), before);
+  }
   ++next_call_;
 }
 
@@ -281,15 +283,21 @@ bool follower::run_at_once(const std::vector<bool>& chosen) {
 
 bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
   const auto& t = recorded();
+  std::unordered_set<const c10::StorageImpl*> pending;  // storages of constants whose kernels have not run
   for (std::size_t i = 0; i < next_call_; ++i) {
     if (!t.calls[i].constant) continue;
     for (const auto& r : t.calls[i].results)
-      if (const at::Tensor x(tensors_[r.tensor].lock());
-          x.defined() && !has_memory(x) &&
-          (held_by_python(x) || std::any_of(returned.begin(), returned.end(), [&](const auto& y) { return y.is_same(x); })))
-        return true;
+      if (const auto s = storages_[r.view.value].lock(); s && s->_mutable_data_ptr_no_checks().get() == nullptr)
+        pending.insert(s.get());
   }
-  return false;
+  const auto given = [&](const at::Tensor& x) {
+    return x.defined() && x.has_storage() && pending.count(storage_of(x)) > 0 && !has_memory(x);
+  };
+  return !pending.empty() && (std::any_of(returned.begin(), returned.end(), given) ||
+                              std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& known) {
+                                const at::Tensor x(known.lock());
+                                return given(x) && held_by_python(x);
+                              }));
 }
 
 bool follower::record_from_here(const std::string& why) {

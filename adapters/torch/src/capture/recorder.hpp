@@ -162,6 +162,7 @@ class recorder {
   void note_geometry_change(const at::Tensor& from, const at::Tensor& to);
   /// Sets the number of inputs of the forward.
   void set_inputs(std::size_t n) { inputs_ = n; }
+  std::size_t inputs() const { return inputs_; }
   /// Adds an argument of the forward itself, not a stand-in.
   void add_input(const at::Tensor& t, std::size_t position) {
     add_outside(t, role::input, position, "input " + std::to_string(position));

@@ -316,7 +316,7 @@ bool call_log::is_pinned(const c10::StorageImpl* s) const {
 }
 
 void call_log::give_back() {
-  watched_.clear();
+  end_watch();
   if (storages_.empty()) return;
   const plain_kernels kernels;
   show_before();

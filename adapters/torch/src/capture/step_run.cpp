@@ -81,7 +81,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   });
   for (const auto& [t, before] : written) log_->replace({{t.unsafeGetTensorImpl(), before}});
   if (!written.empty()) return;  // the call only changes a geometry (`transpose_`)
-  log_->watch(r.trace_so_far(), c, arguments);
+  if (!c.constant && !c.ahead) log_->watch(r.trace_so_far(), r.inputs(), c, arguments);
   log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws, c.constant || c.ahead, r.positions_of(c));
 }
 
