@@ -92,8 +92,8 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
   const auto& ops = p.operations();
   const auto needed = always_kept.empty() ? std::vector<operation_id>() : needed_operations(p);
   order_builder builder(p);
-  // Adds to the ascending `list` the operations before `end` that have not run, whose outputs are all always kept, and whose inputs are
-  // on the device or made by operations of the list.
+  // Adds to the ascending `list` the operations before `end` that have not run, whose outputs are all always kept, and whose
+  // inputs are on the device or made by operations of the list.
   const auto add_always_kept = [&](std::vector<operation_id> list, operation_id end) {
     if (always_kept.empty()) return list;
     std::vector<bool> listed(ops.size(), false);
