@@ -109,7 +109,7 @@ def train_anew(make, samples, options):
     gc.collect()
     torch.accelerator.empty_cache()
     if options is not None:
-        remat.wrap(model, cache=False, time_limit=5, gap=0.9, **options)  # a better plan would be captured anew
+        remat.wrap(model, cache=False, time_limit=1, **options)  # no search beside the steps: a better plan would be captured anew
     torch.manual_seed(2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     losses, jobs, reserved = [], [], []

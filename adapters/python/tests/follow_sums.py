@@ -214,12 +214,12 @@ class Sums(Test):
 
     def test_kept_graphs(self):
         """Graphs of earlier steps, which code keeps after their backward, do not count as other graphs."""
-        for keep, plans in ((as_list, 1), (as_sum, 1), (as_outputs, 1), (as_pairs, 2), (as_sums_of_pairs, 2), (with_gradients_kept, 2), (with_errors, None)):  # failed backwards may come again
+        for keep, plans in ((as_list, 1), (as_sum, 1), (as_outputs, 1), (as_pairs, 2), (as_sums_of_pairs, 2), (with_gradients_kept, 2), (with_errors, 2)):
             with self.subTest(keep=keep.__name__):
                 _, plain = trained(Tied, keep(), 6, None)
                 with self.assertNoLogs("remat", logging.WARNING):
                     model, planned = trained(Tied, keep(), 6, {"budget": "110% of activations"})
-                self.assertIn(plans, (None, len(remat.of(model).plans)))
+                self.assertLessEqual(len(remat.of(model).plans), plans)
                 for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
                     self.assertTrue(same(a, b), f"step {k}")
 
