@@ -32,7 +32,7 @@ _READING = {*dir(torch.Tensor), *dir(str), "get", "items", "keys", "values", "co
 _BUILTIN = {"next", "setattr", "delattr", "exec", "eval", "__import__", "input"}
 #: Methods of modules that only read. Other methods of PyTorch's modules may change them.
 _READING_OF_MODULES = {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children", "state_dict",
-               "get_parameter", "get_buffer", "get_submodule", "forward", "__call__"}
+                        "get_parameter", "get_buffer", "get_submodule", "forward", "__call__"}
 #: Expressions and functions that make containers, and functions that iterate over the items of others.
 _CONTAINER_EXPRESSIONS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
 _CONTAINER_MAKERS = {"list", "dict", "set", "sorted", "deque", "defaultdict", "OrderedDict"}

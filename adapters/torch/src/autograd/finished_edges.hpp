@@ -17,9 +17,8 @@ namespace remat::pytorch {
 /// leaves, so the number of references to a leaf alone does not tell whether other graphs still give it gradients.
 class finished_edges {
  public:
-  /// @param of outlives this object; its edges do not change any more. No backward that has used it is still running: gradients
-  /// on
-  ///           their way to a leaf would be lost if somebody took another graph for the only one.
+  /// @param of outlives this object; its edges do not change any more. No backward that has used it is still running, because
+  ///           gradients on their way to a leaf would be lost if somebody took another graph for the only one.
   explicit finished_edges(const ::torch::autograd::Node& of) : of_(of) {
     auto& t = shared();
     const std::lock_guard lock(t.mutex);

@@ -27,7 +27,7 @@ class recorder;
 /// the calls so far run after all, and the step continues eagerly.
 class step_run {
  public:
-  /// @param strict  a call that cannot be recorded is an error, and no call runs then
+  /// @param strict       a call that cannot be recorded is an error, and no call runs then
   /// @param runs_again   the forward will run once more, from its beginning
   /// @param vary_numbers later steps may make calls with other numbers
   explicit step_run(bool strict = false, bool runs_again = false, bool vary_numbers = false)
@@ -60,7 +60,7 @@ class step_run {
   const std::string& why() const { return why_; }
 
   /// Notes the results of the forward at its end.
-  /// @param outputs returned tensors, each once; gets tensors that the module keeps and that need a gradient
+  /// @param outputs      returned tensors, each once; gets tensors that the module keeps and that need a gradient
   /// @param custom_nodes nodes of the graph that are not PyTorch's own and may hold tensors
   void end_forward(recorder& r, std::vector<at::Tensor>& outputs, const std::vector<::torch::autograd::Node*>& custom_nodes);
   /// The number of references of this object to tensors.
