@@ -23,8 +23,9 @@ std::optional<std::string> plan_cache::key(const program& step, bytes_t availabl
   if (folder_.empty() || solver.empty()) return std::nullopt;
   std::ostringstream text;
   text.precision(17);
-  text << "remat-plans 2;" << environment(device_of(device_of_step(step))) << ";" << available << ";" << solver << ";"
-       << l.seconds << ";" << l.gap << ";" << l.seed << ";";
+  constexpr int edition = 3;  // raise it if searches find better plans than those that users have cached
+  text << "remat-plans " << edition << ";" << environment(device_of(device_of_step(step))) << ";" << available << ";" << solver
+       << ";" << l.seconds << ";" << l.gap << ";" << l.seed << ";";
   try {
     write_program(text, step, {.names = false, .contents = false});
   } catch (const error&) {  // documents cannot hold every kind of argument

@@ -27,8 +27,8 @@ class plan_cache {
   /// `$XDG_CACHE_HOME/remat/plans`, else `~/.cache/remat/plans`, else empty.
   static std::filesystem::path default_folder();
 
-  /// Hash of everything a plan depends on: the program without names and contents, PyTorch, processor, threads, budget, solver,
-  /// limits of the search.
+  /// Hash of everything a plan depends on: the edition of the planner, the program without names and contents, PyTorch,
+  /// processor, threads, budget, solver, limits of the search.
   /// @param step      the program
   /// @param available budget of the step, bytes
   /// @param solver    name and options of the solver
