@@ -55,7 +55,7 @@ CONSTANTS = [
     ("max_sets", "solver/lower_peak.hpp", "smallest budget"),
     ("mixtures", "solver/lower_peak.hpp", "smallest budget"),
     ("max_parts", "solver/rotor.hpp", "rotor"),
-    ("min_look_back", "structure/partition.hpp", "rotor"),
+    ("min_look_back", "structure/nested_cuts.hpp", "rotor"),
     ("tries", "structure/partition.hpp", "rotor"),
     ("min_ratio", "structure/separator_tree.hpp", "twremat"),
 ]
