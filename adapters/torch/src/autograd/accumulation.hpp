@@ -55,7 +55,7 @@ bool may_be_given(const std::vector<at::Tensor>& parameters, F own) {
   return std::all_of(parameters.begin(), parameters.end(), [&](const auto& p) {
     if (!is_large(p)) return true;
     const auto node = ::torch::autograd::impl::try_get_grad_accumulator(p);
-    return has_post_hook(p) && (!node || node.use_count() <= 1 + own(node.get()) + finished_edges::leading_to(node.get()));
+    return has_post_hook(p) && (!node || finished_edges::live_references(node) <= 1 + own(node.get()));
   });
 }
 

@@ -37,7 +37,13 @@ class finished_edges {
   finished_edges(const finished_edges&) = delete;
   finished_edges& operator=(const finished_edges&) = delete;
 
-  /// The number of finished edges that lead to `to`. O(1), plus the edges of nodes that have finished since the last call.
+  /// The number of references to a node, except for finished edges.
+  /// O(1), plus the edges of nodes that have finished since the last call.
+  static std::size_t live_references(const c10::intrusive_ptr<::torch::autograd::Node>& to) {
+    return to.use_count() - leading_to(to.get());
+  }
+
+ private:
   static std::size_t leading_to(const ::torch::autograd::Node* to) {
     auto& t = shared();
     if (t.size == 0) return 0;  // as in nearly all loops
@@ -50,7 +56,6 @@ class finished_edges {
     return found == t.edges.end() ? 0 : found->second;
   }
 
- private:
   struct table {
     std::mutex mutex;
     std::atomic<std::size_t> size = 0;

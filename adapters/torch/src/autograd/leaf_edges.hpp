@@ -34,8 +34,7 @@ class leaf_edges {
   /// True if no other graph leads to leaf `l`, or only graphs whose backward is over.
   /// @param others number of references that do not count
   bool is_alone(std::size_t l, std::size_t others = 0) const {
-    const auto& leaf = node_.next_edge(first_[l]).function;
-    return leaf.use_count() == first_[l + 1] - first_[l] + others + finished_edges::leading_to(leaf.get());
+    return finished_edges::live_references(node_.next_edge(first_[l]).function) == first_[l + 1] - first_[l] + others;
   }
   /// True if another graph leads to a leaf with several edges. Autograd does not add its gradient to the sum of the leaf's
   /// summands.

@@ -88,7 +88,8 @@ class step_node final : public ::torch::autograd::Node {
         if (incoming[i].defined()) incoming[i] = std::move(handed_->gradients[i]);
       const c10::OptionalStreamGuard as_they_are(handed_ ? handed_->stream : std::nullopt);
       auto found = gradients(std::move(incoming));
-      if (!::torch::autograd::get_current_graph_task_keep_graph() && !open_) finish();
+      if (!::torch::autograd::get_current_graph_task_keep_graph() && !open_)
+        after_backward([](step_node& self) { self.finished_.emplace(self); });
       return found;
     } catch (const std::exception&) {
       try {
@@ -262,10 +263,6 @@ class step_node final : public ::torch::autograd::Node {
     }
     return true;
   }
-  /// From the end of this backward on, the edges do not count as those of another graph.
-  void finish() {
-    after_backward([](step_node& self) { self.finished_.emplace(self); });
-  }
   /// Restores edges that this backward removes, for the next one.
   void keep_edges() {
     after_backward([edges = next_edges()](step_node& self) mutable { self.next_edges() = std::move(edges); });
@@ -387,8 +384,8 @@ class step_node final : public ::torch::autograd::Node {
   std::shared_ptr<const bound_tensors> bound_;
   std::vector<bool> connected_;
   leaf_edges edges_{*this};
-  std::optional<finished_edges> finished_;
-  std::shared_ptr<runner> runner_;  ///< empty once the backward has run
+  std::optional<finished_edges> finished_;  ///< from the end of a backward on that leaves no graph
+  std::shared_ptr<runner> runner_;          ///< empty once the backward has run
   std::vector<watched> watched_;
   std::vector<at::Tensor> inputs_;  ///< inputs that may get gradients
   std::shared_ptr<second_run> beside_;

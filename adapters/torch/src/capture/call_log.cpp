@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
@@ -178,13 +179,17 @@ void call_log::watch(const trace& step, std::size_t inputs, const traced_call& c
     const auto k = step.storages[o.view.value].slot;
     const bool given = k != none && (step.slots[k].from == role::parameter ||
                                      (step.slots[k].from == role::input && step.slots[k].position < inputs));
-    if (known || given || !others_may_write(t) || watched_bytes_ + s->nbytes() > constant_limit ||
+    if (known || given || !others_may_write(t) || watched_bytes() + s->nbytes() > constant_limit ||
         std::any_of(watched_.begin(), watched_.end(), same))
       continue;
     const plain_kernels kernels;
     watched_.push_back({t.storage(), bytes_of(t).clone()});
-    watched_bytes_ += s->nbytes();
   }
+}
+
+std::size_t call_log::watched_bytes() const {
+  return std::accumulate(watched_.begin(), watched_.end(), std::size_t{0},
+                         [](auto sum, const auto& w) { return sum + w.data.nbytes(); });
 }
 
 void call_log::end_watch() {

@@ -198,7 +198,7 @@ class call_log {
   const saved_storage* exposed(const at::Tensor& t) const;
   std::vector<saved_storage> saved_, exposed_, watched_;
   std::vector<c10::Storage> written_by_calls_;  ///< memory that others may write, too
-  std::size_t watched_bytes_ = 0;
+  std::size_t watched_bytes() const;
   void end_watch();
   std::size_t first_stale_ = 0;  ///< first entry of `saved_` that was not yet put back for calls that run ahead
   bool filled_ = false;

@@ -69,12 +69,6 @@ step_run* active_step = nullptr;  ///< while its forward runs
 call_observer* observer_of_calls = nullptr;
 std::atomic<void (*)(const at::Tensor&)> unbind_idle = nullptr;
 
-/// True if the calls of this thread go to a follower. Another thread may record meanwhile.
-bool only_follows() {
-  const auto* f = follower::of_thread();
-  return f != nullptr && f->recording() == nullptr;
-}
-
 /// The step whose forward runs on this thread, if that is recorded; else null.
 step_run* step_here() { return capturing() ? active_step : nullptr; }
 
@@ -99,7 +93,7 @@ void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   if (is_composite(op, *stack)) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (is_profiler_mark(op)) return op.callBoxed(stack);
-  if (only_follows()) return follower::of_thread()->run(op, *stack);
+  if (auto* f = follower::of_calls()) return f->run(op, *stack);
   if (active_step != nullptr)
     active_step->call(*active_recorder, op, *stack);
   else if (active_recorder)
@@ -272,9 +266,9 @@ bool without_data() {
          (capturing() && (detail::active_step == nullptr || !detail::active_step->eager()));
 }
 
-bool capturing() {
+bool capturing() {  // while this thread follows, the recording is that of another thread
   return c10::impl::tls_is_dispatch_key_included(detail::record_key) && detail::active_recorder != nullptr &&
-         !detail::only_follows();
+         detail::follower::of_calls() == nullptr;
 }
 
 }  // namespace remat::pytorch

@@ -56,10 +56,15 @@ class follower final : public c10::DebugInfoBase {
 
   /// The follower of this thread; null: the thread follows no forward or backward.
   static follower* of_thread();
-  /// The follower of this thread, if the kernels of its forward or backward have not run, and it is not recorded anew; else null.
-  static follower* at_work() {
+  /// The follower that gets the calls of this thread; null: there is none, or they are recorded anew.
+  static follower* of_calls() {
     auto* f = of_thread();
-    return f != nullptr && f->recording() == nullptr && !f->eager() ? f : nullptr;
+    return f != nullptr && f->recording() == nullptr ? f : nullptr;
+  }
+  /// The same, if the kernels of its forward or backward have not run; else null.
+  static follower* at_work() {
+    auto* f = of_calls();
+    return f != nullptr && !f->eager() ? f : nullptr;
   }
 
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
