@@ -225,12 +225,12 @@ class Sums(Test):
 
     def test_a_node_that_is_called_by_hand(self):
         """It gives the gradients, leaves `.grad` alone, and the next backward is whole."""
-        called = []
+        names = []
 
         def step(model, x, k):
             outputs = model(x)
-            if outputs.grad_fn.name() == "RematStepBackward" and k == 3:
-                called.append(k)
+            if k == 3:
+                names.append(outputs.grad_fn.name())
                 outputs.square().mean().backward(retain_graph=True)
                 before = [p.grad.clone() for p in model.parameters()]
                 outputs.grad_fn(torch.ones_like(outputs))
@@ -239,7 +239,7 @@ class Sums(Test):
             outputs.square().mean().backward()
 
         self.check(Net, step, plans=None)
-        self.assertEqual(called, [3])
+        self.assertEqual(sum(name.startswith("Remat") for name in names), 1, names)  # of the planned model
 
     def test_what_does_not_fit(self):
         """A budget that fits only two of three summands. A warning says that results may differ."""
