@@ -289,6 +289,37 @@ TEST_CASE("curves of random problems are monotone, no worse than single searches
   }
 }
 
+TEST_CASE("corrected bounds hold for a problem that says too much memory") {
+  std::mt19937_64 g(12);
+  int changed = 0, proven = 0;
+  for (int round = 0; round < 150; ++round) {
+    const auto p = remat::testing::random_problem(g, {.operations = 6});
+    auto more = p.members();  // an operation needs less memory than its workspace says
+    const auto less = static_cast<bytes_t>(1 + g() % 8);
+    more.operations[g() % more.operations.size()].workspace += less;
+    const problem q(std::move(more));
+    const auto all = remat::evaluate(q, remat::store_all_schedule(q)).peak;
+    std::vector<bytes_t> budgets;
+    for (bytes_t b = all / 2; b <= all + less; ++b) budgets.push_back(b);
+    const auto first = remat::pareto_curve(q, budgets, remat::min_cut{}, {.gap = 0});
+    auto curve = first;
+    remat::correct_bounds(q, curve, less, 0);
+    for (std::size_t i = 0; i < curve.size(); ++i) {
+      const auto& r = curve[i];
+      const auto optimum = remat::testing::exhaustive_optimum(p, r.budget);
+      changed += r.status != first[i].status || r.bound < first[i].bound;
+      proven += r.status == status::optimal;
+      if (r.status == status::infeasible) REQUIRE_FALSE(optimum);
+      if (!optimum) continue;
+      REQUIRE(r.budget_bound <= r.budget);
+      REQUIRE(r.bound <= *optimum + 1e-9);
+      if (r.status == status::optimal) REQUIRE(r.seconds <= *optimum + 1e-9);
+    }
+  }
+  CHECK(changed > 300);
+  CHECK(proven > 300);
+}
+
 TEST_CASE("a curve of the largest sizes that a problem accepts") {
   const problem p("large", {{"s", remat::max_bytes / 2, true}, {"a", 1}},
                   {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1, .workspace = remat::max_bytes}}, {1});

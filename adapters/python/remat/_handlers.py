@@ -5,42 +5,105 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
 import sys
+import textwrap
 import types
 import warnings
+from collections import ChainMap, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 _HERE = __file__.rpartition("/")[0] + "/"
+_TORCH = torch.__path__[0] + "/"
 _OUTSIDE = f"{_HERE}_calls.py"  #: file that calls forwards: its callers are not the model
 _TRIES: tuple[Any, ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
+_WITHS = (ast.With, ast.AsyncWith)
 
 
 def has_handler() -> bool:
-    """True if a line of the running forward is inside a `try` with an `except`, or inside `contextlib.suppress`."""
+    """True if a line of the running forward is inside a `try` with an `except`, or inside a `with` whose `__exit__` may handle errors."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _OUTSIDE:
         file = frame.f_code.co_filename
-        if not file.startswith((torch.__path__[0] + "/", _HERE)) and frame.f_lineno in _handled_lines(file):
-            return True
+        if not file.startswith((_TORCH, _HERE)):
+            tries, contexts = _handlers_in(file)
+            if frame.f_lineno in tries:
+                return True
+            if frame.f_lineno in contexts:
+                names = ChainMap(frame.f_locals, frame.f_globals, frame.f_builtins)
+                if any(_may_handle(context, names) for context in contexts[frame.f_lineno]):
+                    return True
         frame = frame.f_back
     return False
 
 
 @functools.lru_cache(maxsize=1024)
-def _handled_lines(file: str) -> frozenset[int]:
+def _handlers_in(file: str) -> tuple[frozenset[int], Mapping[int, list[ast.expr]]]:
+    """Returns the lines inside of a `try` with an `except`; and per line: the contexts of each `with` around it."""
+    tree = _parsed("".join(linecache.getlines(file)))
+    contexts = defaultdict(list)
+    for node in ast.walk(tree):
+        for line in _lines(node.body) if isinstance(node, _WITHS) else ():
+            contexts[line] += [item.context_expr for item in node.items]
+    return frozenset(line for node in ast.walk(tree) if _is_handling(node) for line in _lines(node.body)), dict(contexts)
+
+
+def _parsed(source: str) -> ast.AST:
+    """Source that cannot be parsed counts as empty."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse("".join(linecache.getlines(file)))
+            return ast.parse(source)
     except (SyntaxError, ValueError):
-        return frozenset()
-    bodies: Any = (getattr(node, "body") for node in ast.walk(tree) if (isinstance(node, _TRIES) and node.handlers) or _suppresses(node))
-    return frozenset(line for body in bodies for line in range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1))
+        return ast.Module([], [])
 
 
-def _suppresses(node: ast.AST) -> bool:
-    calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)] if isinstance(node, (ast.With, ast.AsyncWith)) else []
-    return any(getattr(c.func, "attr", getattr(c.func, "id", "")) == "suppress" for c in calls)
+def _is_handling(node: Any) -> bool:
+    return isinstance(node, _TRIES) and bool(node.handlers)
+
+
+def _lines(body: list[ast.stmt]) -> range:
+    return range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)
+
+
+def _may_handle(context: ast.expr, names: Mapping[str, Any]) -> bool:
+    """True if the manager of a `with` may handle errors. A manager that cannot be found does not."""
+    called = isinstance(context, ast.Call)
+    manager = _value(context.func if isinstance(context, ast.Call) else context, names)
+    kind = manager if called else type(manager)
+    generator = getattr(kind if called else manager, "__wrapped__" if called else "func", None)  # of a `contextlib.contextmanager`
+    leave = generator if inspect.isgeneratorfunction(generator) else getattr(kind, "__exit__", None) if isinstance(kind, type) else None
+    return isinstance(leave, types.FunctionType) and not leave.__code__.co_filename.startswith(_TORCH) and _handles(leave)
+
+
+def _handles(leave: types.FunctionType) -> bool:
+    """True if an `__exit__` may return a true value, or the generator of a manager may handle what is raised at its `yield`."""
+    nodes = _nodes_of(leave.__code__)
+    if not inspect.isgeneratorfunction(leave):
+        return any(isinstance(n, ast.Return) and n.value is not None and not (isinstance(n.value, ast.Constant) and not n.value.value) for n in nodes)
+    names = ChainMap(dict(inspect.getclosurevars(leave).nonlocals), leave.__globals__)
+    around = [n for n in nodes if isinstance(n, (*_TRIES, *_WITHS)) and any(isinstance(x, ast.Yield) for b in n.body for x in ast.walk(b))]
+    return any(_is_handling(n) or (isinstance(n, _WITHS) and any(_may_handle(item.context_expr, names) for item in n.items)) for n in around)
+
+
+@functools.lru_cache(maxsize=1024)
+def _nodes_of(code: types.CodeType) -> list[Any]:
+    try:
+        return list(ast.walk(_parsed(textwrap.dedent(inspect.getsource(code)))))
+    except (OSError, TypeError):
+        return []
+
+
+def _value(expression: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a name with attributes, without running code; None: it is not there."""
+    if isinstance(expression, ast.Name):
+        return names.get(expression.id)
+    if not isinstance(expression, ast.Attribute):
+        return None
+    owner = _value(expression.value, names)
+    found = inspect.getattr_static(owner, expression.attr, None) if owner is not None else None
+    return getattr(found, "__func__", found)

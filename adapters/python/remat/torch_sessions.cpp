@@ -227,7 +227,13 @@ class python_session {
     return translated([&] { return run_->report().text(); });
   }
   py::dict memory() {
-    const auto r = translated([&] { return run_->reports().empty() ? rp::report{} : run_->report(); });
+    const auto r = translated([&]() -> rp::report {
+      try {
+        if (!run_->reports().empty()) return run_->report();
+      } catch (const remat::error&) {  // no plan has been used
+      }
+      return {};
+    });
     // Memory that was in use before may have been freed since, so a difference can be negative.
     const auto beyond = [](remat::bytes_t peak, remat::bytes_t before) { return std::max<remat::bytes_t>(0, peak - before); };
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = beyond(on_->use().peak, before_),
@@ -286,6 +292,7 @@ class python_session {
       found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto", solver_options),
                                   remat::limits{.seconds = seconds, .seed = seed, .gap = gap},
                                   [&](const remat::progress&) { return interrupted_->look(); });
+      remat::correct_bounds(p, found, planned.counted_twice, gap);
       interrupted_->raise_if_pressed();
       if (interrupted_->pressed() && std::none_of(found.begin(), found.end(), [](const auto& r) { return r.found(); }))
         interrupted_->raise();

@@ -260,6 +260,15 @@ class Refusals(unittest.TestCase):
                     else:
                         self.assertGreaterEqual(budget, e.exception.bound)
 
+    def test_no_plan_is_faster_than_a_bound(self):
+        """The same for bounds on the time. Each plan counts for all budgets that it fits."""
+        device, x = remat.Roofline(1e11, 1e10), torch.randn(8, 80, 32)
+        model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())), Lstm())
+        peak = remat.plan(model, (x,), device=device, time_limit=1).peak
+        plans = {budget: remat.plan(model, (x,), budget=budget, device=device, time_limit=1) for budget in range(peak * 6 // 10, peak, peak // 30)}
+        for fast, slow in ((fast, slow) for fast, slow in itertools.product(plans.values(), plans) if fast.peak <= slow):
+            self.assertLessEqual(plans[slow].bound, fast.seconds * (1 + 1e-9), (fast.peak, slow))
+
     def test_options(self):
         for wrong, kind, culprit in (({"budget": "many"}, remat.Error, "many"), ({"budget": -1}, ValueError, "-1"), ({"budget": [1]}, TypeError, "budget"),
                                      ({"budget": True}, TypeError, "budget"), ({"budget": 1, "activation_budget": 1}, ValueError, "both"),

@@ -207,4 +207,31 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
                               [&](const result& r) { return detail::notify(r, observers...); });
 }
 
+/// Corrects the bounds and proofs of a curve, if schedules may need less memory than `evaluate` says. An example are operations
+/// that write over their inputs, in a problem that cannot say so. What is proven for a budget then holds for budgets smaller by
+/// `less`.
+/// @param p     the problem
+/// @param curve a result per budget, by falling budget
+/// @param less  most bytes by which a schedule may need less, >= 0
+/// @param gap   distance to the bound up to which a schedule counts as optimal, as in `limits`
+/// Complexity: O(points) after `bounds_without_search`.
+/// @code
+/// remat::correct_bounds(p, curve, workspace_bytes, 0.01);
+/// @endcode
+inline void correct_bounds(const problem& p, std::vector<result>& curve, bytes_t less, double gap) {
+  if (less == 0) return;
+  const auto least = bounds_without_search(p).seconds;
+  auto larger = curve.size();  // number of points whose budgets are larger by `less` or more
+  for (auto i = curve.size(); i-- > 0;) {
+    auto& r = curve[i];
+    larger = std::min(larger, i);
+    while (larger > 0 && curve[larger - 1].budget - r.budget < less) --larger;
+    r.bound = larger > 0 ? curve[larger - 1].bound : least;
+    r.scope_bound = larger > 0 ? curve[larger - 1].scope_bound : std::min(least, r.scope_bound);
+    r.budget_bound = std::max<bytes_t>(0, r.budget_bound - less);
+    if (r.status == status::optimal && r.gap() > gap) r.status = status::feasible;
+    if (r.status == status::infeasible && r.budget >= r.budget_bound) r.status = status::not_found;
+  }
+}
+
 }  // namespace remat

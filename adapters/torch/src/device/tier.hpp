@@ -29,11 +29,9 @@ class limited_tier : public tier {
       if (bytes > limit_ - used_->bytes) throw out_of_memory(name_, bytes, limit_ - used_->bytes);
       used_->bytes += bytes;
     }
+    std::unique_ptr<region> made;
     try {
-      return {make(bytes).release(), [used = used_, bytes](const region* held) {
-                delete held;
-                used->give_back(bytes);
-              }};
+      made = make(bytes);
     } catch (const out_of_memory& e) {
       used_->give_back(bytes);
       throw out_of_memory(name_, bytes, e.available, e.why);
@@ -41,6 +39,10 @@ class limited_tier : public tier {
       used_->give_back(bytes);
       throw;
     }
+    return {made.release(), [used = used_, bytes](const region* held) {
+              delete held;
+              used->give_back(bytes);
+            }};
   }
 
  private:

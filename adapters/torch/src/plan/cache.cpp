@@ -23,7 +23,7 @@ std::optional<std::string> plan_cache::key(const program& step, bytes_t availabl
   if (folder_.empty() || solver.empty()) return std::nullopt;
   std::ostringstream text;
   text.precision(17);
-  constexpr int edition = 3;  // raise it if searches find better plans than those that users have cached
+  constexpr int edition = 4;  // raise it if searches find better plans or truer bounds than those that users have cached
   text << "remat-plans " << edition << ";" << environment(device_of(device_of_step(step))) << ";" << available << ";" << solver
        << ";" << l.seconds << ";" << l.gap << ";" << l.seed << ";";
   try {

@@ -62,10 +62,12 @@ bool is_native(const c10::OperatorHandle& op) { return op.schema().name().rfind(
 
 bool may_raise_by_values(const c10::OperatorHandle& op) {
   constexpr std::string_view names =
-      " aten::_embedding_bag aten::_linalg_eigh aten::_linalg_eigvals aten::_linalg_svd aten::cholesky aten::embedding"
-      " aten::gather aten::index aten::index_add aten::index_copy aten::index_put aten::index_select aten::linalg_eig"
-      " aten::linalg_lstsq aten::nll_loss2d_forward aten::nll_loss_forward aten::put aten::scatter aten::scatter_add"
-      " aten::scatter_reduce aten::take ";
+      " aten::_ctc_loss aten::_embedding_bag aten::_linalg_eigh aten::_linalg_eigvals aten::_linalg_svd"
+      " aten::binary_cross_entropy aten::cholesky aten::cholesky_inverse aten::embedding aten::gather aten::histc"
+      " aten::index aten::index_add aten::index_copy aten::index_fill aten::index_put aten::index_reduce aten::index_select"
+      " aten::linalg_eig aten::linalg_lstsq aten::masked_scatter aten::max_unpool2d aten::max_unpool3d"
+      " aten::multi_margin_loss aten::multilabel_margin_loss_forward aten::nll_loss2d_forward aten::nll_loss_forward"
+      " aten::put aten::scatter aten::scatter_add aten::scatter_reduce aten::segment_reduce aten::take ";
   const auto& s = op.schema();
   if (may_draw(op) || std::any_of(s.arguments().begin(), s.arguments().end(), is_written)) return false;
   return s.returns().empty() || !is_native(op) || names.find(" " + s.name() + " ") != names.npos;

@@ -201,8 +201,11 @@ step_plan session::planned() const {
   const auto& x = *state_;
   if (!x.last_plan) throw error("no step has been planned yet");
   const auto& s = *x.last_setup;
-  step_plan found{
-      x.report(s, *x.last_plan), x.last_plan == s.store_all ? s.store_all_problem : s.problem, x.last_plan->schedule, {}};
+  step_plan found{x.report(s, *x.last_plan),
+                  x.last_plan == s.store_all ? s.store_all_problem : s.problem,
+                  s.counted_twice,
+                  x.last_plan->schedule,
+                  {}};
   for (const auto& n : s.step->nodes) found.lines.push_back(n.line);
   return found;
 }

@@ -138,6 +138,7 @@ struct wrap_options {
 struct step_plan {
   pytorch::report report;
   remat::problem problem;  ///< weights that could be fetched but are read where they are count as held
+  bytes_t counted_twice;   ///< schedules may need fewer bytes than the problem says, by at most this: memory that is overwritten
   remat::schedule schedule;
   /// Per operation: the line of the module's code that calls it, or an empty text (`set_source_line_callback`).
   std::vector<std::string> lines;
