@@ -21,7 +21,7 @@ _HERE = __file__.rpartition("/")[0] + "/"
 _TORCH = torch.__path__[0] + "/"
 _OUTSIDE = f"{_HERE}_calls.py"  #: file that calls forwards: its callers are not the model
 _TRIES: tuple[Any, ...] = (ast.Try, getattr(ast, "TryStar", ast.Try))
-_WITHS = (ast.With, ast.AsyncWith)
+_WITHS: tuple[Any, ...] = (ast.With, ast.AsyncWith)
 
 
 def has_handler() -> bool:
@@ -44,22 +44,22 @@ def has_handler() -> bool:
 @functools.lru_cache(maxsize=1024)
 def _handlers_in(file: str) -> tuple[frozenset[int], Mapping[int, list[ast.expr]]]:
     """Returns the lines inside of a `try` with an `except`; and per line: the contexts of each `with` around it."""
-    tree = _parsed("".join(linecache.getlines(file)))
-    contexts = defaultdict(list)
-    for node in ast.walk(tree):
+    nodes = _nodes("".join(linecache.getlines(file)))
+    contexts: dict[int, list[ast.expr]] = defaultdict(list)
+    for node in nodes:
         for line in _lines(node.body) if isinstance(node, _WITHS) else ():
             contexts[line] += [item.context_expr for item in node.items]
-    return frozenset(line for node in ast.walk(tree) if _is_handling(node) for line in _lines(node.body)), dict(contexts)
+    return frozenset(line for node in nodes if _is_handling(node) for line in _lines(node.body)), dict(contexts)
 
 
-def _parsed(source: str) -> ast.AST:
+def _nodes(source: str) -> list[Any]:
     """Source that cannot be parsed counts as empty."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(source)
+            return list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
-        return ast.Module([], [])
+        return []
 
 
 def _is_handling(node: Any) -> bool:
@@ -86,14 +86,14 @@ def _handles(leave: types.FunctionType) -> bool:
     if not inspect.isgeneratorfunction(leave):
         return any(isinstance(n, ast.Return) and n.value is not None and not (isinstance(n.value, ast.Constant) and not n.value.value) for n in nodes)
     names = ChainMap(dict(inspect.getclosurevars(leave).nonlocals), leave.__globals__)
-    around = [n for n in nodes if isinstance(n, (*_TRIES, *_WITHS)) and any(isinstance(x, ast.Yield) for b in n.body for x in ast.walk(b))]
+    around = [n for n in nodes if isinstance(n, _TRIES + _WITHS) and any(isinstance(x, ast.Yield) for b in n.body for x in ast.walk(b))]
     return any(_is_handling(n) or (isinstance(n, _WITHS) and any(_may_handle(item.context_expr, names) for item in n.items)) for n in around)
 
 
 @functools.lru_cache(maxsize=1024)
 def _nodes_of(code: types.CodeType) -> list[Any]:
     try:
-        return list(ast.walk(_parsed(textwrap.dedent(inspect.getsource(code)))))
+        return _nodes(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError):
         return []
 
