@@ -93,7 +93,9 @@ const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const std::shared_ptr<region>& executor::arena() const { return state_->memory; }
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned_allocations() const { return state_->allocations->unplanned_allocations(); }
-std::pair<index_t, bytes_t> executor::largest_unplanned() const { return {state_->strayed_at, state_->strayed_bytes}; }
+std::pair<index_t, bytes_t> executor::largest_unplanned() const {
+  return {state_->most_unplanned_at, state_->most_unplanned_bytes};
+}
 double executor::waited_seconds() const { return state_->waited; }
 std::size_t executor::gradients_still_held() const { return state_->gradients_still_held; }
 

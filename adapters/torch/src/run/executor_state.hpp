@@ -279,8 +279,8 @@ struct executor::state {
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< of the last forward
   std::atomic<std::size_t> gradients_still_held = 0;
-  std::atomic<index_t> strayed_at = none;  ///< see `largest_unplanned`
-  std::atomic<bytes_t> strayed_bytes = 0;
+  std::atomic<index_t> most_unplanned_at = none;  ///< see `largest_unplanned`
+  std::atomic<bytes_t> most_unplanned_bytes = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< cache during `prepare_all`
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< likewise, by buffer and view
 };

@@ -139,9 +139,9 @@ void executor::state::compute(std::size_t i) {
   }
   allocations->plan(s.blocks);
   for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
-  if (const auto bytes = allocations->unplanned_bytes(); bytes > strayed_bytes) {
-    strayed_at = planned.node;
-    strayed_bytes = bytes;
+  if (const auto bytes = allocations->unplanned_bytes(); bytes > most_unplanned_bytes) {
+    most_unplanned_at = planned.node;
+    most_unplanned_bytes = bytes;
   }
   if (!allocations->finished())
     throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +

@@ -147,7 +147,7 @@ void session::state::warn_beyond(bytes_t bytes, const char* before, const char* 
   if (bytes > 0 && beyond > 0 && warned_.insert(before).second) warn(before + format_bytes(beyond) + behind);
 }
 
-void session::state::note_strays(const runner& r) {
+void session::state::note_unplanned(const runner& r) {
   auto& s = *r.kind;
   const auto [at, bytes] = r.executor->largest_unplanned();
   if (bytes <= s.largest_unplanned.second) return;

@@ -247,7 +247,7 @@ void session::state::add(const std::shared_ptr<runner>& r) {
     const auto self = weak.lock();
     if (!self) return;
     const std::lock_guard held(self->mutex);
-    self->note_strays(of);
+    self->note_unplanned(of);
   };
   memory.runners.push_back(r);
 }

@@ -306,7 +306,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     r->executor->reset();
     throw;
   }
-  note_strays(*r);
+  note_unplanned(*r);
   const auto own = give_data(step, outputs, b.hollow, inputs);
   const auto& read = r->plan->execution->read_in_backward();
   auto watch = r->bound->slots.watch(read.outside, inputs);

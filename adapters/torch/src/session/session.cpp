@@ -35,7 +35,6 @@ session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::m
   if (options.fetched && options.device)
     throw bad_option("wrap_options.fetched: costs of an estimated device, and copies of this one");
   if (options.device) options.cache = plan_cache("");  // cached plans are for measured costs
-  rates_of_weights_ = far.rates;
   placing_allocator::install();
 }
 

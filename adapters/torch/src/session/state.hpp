@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,11 +27,11 @@
 #include "../capture/trace.hpp"
 #include "../capture/weights_elsewhere.hpp"
 #include "../device/accelerator.hpp"
-#include "../device/home.hpp"
 #include "../plan/captured_step.hpp"
 #include "../plan/search.hpp"
 #include "accounts.hpp"
 #include "background.hpp"
+#include "far_links.hpp"
 #include "kinds.hpp"
 #include "owned_mutex.hpp"
 
@@ -139,17 +138,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::unique_ptr<detail::weights_elsewhere::disguise> disguise(const module_tensors& of);
   void keep(const std::string& name, const std::shared_ptr<captured_step>& s);
   static pytorch::device& device_for(const captured_step& s) { return device_of(device_of_step(*s.step)); }
-  /// The far memory for steps on `on`: that of the options, or pinned memory of `host_budget` bytes.
-  far_memory& far_for(pytorch::device& on);
   /// Measures a captured step.
   void complete(captured_step& s);
-  /// The values that steps fetch (per value), and their tensors.
-  std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const captured_step& s) const;
-  /// Times of operations beside copies, in seconds. Copies slow down the part that waits for memory.
-  std::vector<double> beside_copies(const program& step, std::vector<double> seconds, const copy_rates& rates,
-                                    const std::vector<bool>& fetched) const;
-  /// The planning problem in which weights are fetched.
-  problem fetching_problem(captured_step& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
   std::vector<std::shared_ptr<captured_step>> kinds() const {
     std::vector<std::shared_ptr<captured_step>> all;
     for (const auto& [k, s] : captured_steps) {
@@ -279,7 +269,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param behind text after this number
   void warn_beyond(bytes_t bytes, const char* before, const char* behind);
   /// Notes the memory that a step has taken outside its plan. Warns once per kind of step if that exceeds the budget.
-  void note_strays(const runner& r);
+  void note_unplanned(const runner& r);
   /// The step of the same forward for another use of its outputs.
   /// @param graph  of the forward; null: the forward may run once more
   /// @param of     tensors of the model in that step
@@ -329,9 +319,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
   bytes_t last_behind = 0;  ///< bytes of arenas that only gradients kept alive, when the last step began
-  std::optional<copy_rates> rates_of_weights_;
-  std::optional<interference> interference_;
-  std::map<std::string, far_memory> pinned_;            ///< by name of the device, for `host_budget`
+  far_links links{options};
   std::optional<detail::weights_elsewhere> elsewhere_;  ///< if steps run on another device than that of the weights
   abandoned_steps abandoned_;
   background worker;
