@@ -75,6 +75,23 @@ TEST_CASE("last_large_run_bound counts values on the device when the last large 
   CHECK(higher > 50);
 }
 
+TEST_CASE("an operation is not the last of a set if its outputs are of no use then") {
+  // b and c need 10 bytes of workspace each. The second of them runs beside the result of the first: t is made of both. A run
+  // beside t would be of no use.
+  const problem p("p", {{"x", 1, true}, {"a", 4}, {"b", 10}, {"c", 10}, {"d", 5}, {"t", 1}},
+                  {{"a", {0}, {1}, 1}, {"b", {1}, {2}, 1, 10}, {"c", {1}, {3}, 1, 10}, {"d", {3}, {4}, 1}, {"t", {2, 4}, {5}, 1}},
+                  {5});
+  bound::last_run_cut cut(p);
+  for (operation_id o : {1, 2}) cut.forbid(o);
+  CHECK(cut.min_bytes(1) == 1 + 4 + 10 + 10 + 5);   // d is kept
+  CHECK(cut.min_bytes(2) == 1 + 4 + 10 + 10 + 10);  // b is kept
+  cut.forbid(4);
+  CHECK_FALSE(cut.may_be_last(1));
+  CHECK(bound::last_large_run_bound(p) == 30);
+  CHECK(exhaustive_optimum(p, 30));
+  CHECK_FALSE(exhaustive_optimum(p, 29));
+}
+
 TEST_CASE("memory bounds of large graphs stop before and while they build their network") {
   const auto p = training_chain(std::vector<layer>(40'000));
   int polls = 0;

@@ -59,7 +59,8 @@ inline bytes_t last_runs_bound(const problem& p) {
 /// The bytes on the device when an operation runs for the last time, given operations that do not run after it (*forbidden*).
 ///
 /// Each target is on the device then, or is made later without forbidden operations from values on the device. The least bytes
-/// of these values are a minimum cut.
+/// of these values are a minimum cut. The run is of use: the operation makes a target, or a chain of operations that are not
+/// forbidden leads from its outputs to a target. The operations that all these chains have in common run later.
 class last_run_cut {
  public:
   /// @param p    must outlive this
@@ -72,7 +73,9 @@ class last_run_cut {
         operation_vertex_(p.operations().size()),
         value_vertex_(p.values().size()),
         operation_edge_(operation_vertex_.size()),
-        value_edge_(value_vertex_.size()) {
+        later_edge_(operation_vertex_.size()),
+        value_edge_(value_vertex_.size()),
+        forbidden_(operation_vertex_.size()) {
     const auto& ops = p.operations();
     for (auto& o : operation_vertex_) o = network_.add_vertex();
     // A value has a vertex of its own, unless it is a target or has a producer and one reader.
@@ -86,13 +89,16 @@ class last_run_cut {
       value_vertex_[v] = vertex;
       value_edge_[v] = network_.add_edge(vertex, p.is_source(v) ? network::sink : operation_vertex_[p.producer(v)], bytes(v));
     }
-    for (operation_id o = 0; o < ops.size(); ++o) operation_edge_[o] = network_.add_edge(operation_vertex_[o], network::sink, 0);
+    for (operation_id o = 0; o < ops.size(); ++o) {
+      operation_edge_[o] = network_.add_edge(operation_vertex_[o], network::sink, 0);
+      later_edge_[o] = network_.add_edge(network::source, operation_vertex_[o], 0);
+    }
   }
 
   /// Forbids `o` to run after the last run.
-  void forbid(operation_id o) { network_.set_capacity(operation_edge_[o], network::infinite); }
+  void forbid(operation_id o) { set_forbidden(o, true); }
   /// Allows `o` to run after the last run.
-  void permit(operation_id o) { network_.set_capacity(operation_edge_[o], 0); }
+  void permit(operation_id o) { set_forbidden(o, false); }
   /// Bytes of the operands, outputs and workspace of `o`, and of held values.
   bytes_t working_set(operation_id o) const {
     const auto& op = p_.operations()[o];
@@ -100,16 +106,27 @@ class last_run_cut {
     for (auto v : op.inputs) sum += bytes(v);
     return sum;
   }
+  /// Can a run of `o` be of use if no forbidden operation runs after it?
+  /// Complexity: O(1), but O(edges) after `forbid` and `permit`.
+  bool may_be_last(operation_id o) {
+    if (next_.empty()) find_next();
+    return next_[o] != no_use;
+  }
   /// The least bytes on the device while `last` runs for the last time and no forbidden operation runs after it.
+  /// @pre `may_be_last(last)`
   /// @throws interrupted
   /// Complexity: a maximum flow on O(values + operations) vertices.
   bytes_t min_bytes(operation_id last) {
+    if (next_.empty()) find_next();
     const auto& op = p_.operations()[last];
-    for (const auto* used : {&op.inputs, &op.outputs})
-      for (auto v : *used) network_.set_capacity(value_edge_[v], 0);
+    const auto set_capacities = [&](bytes_t share, std::int64_t later) {
+      for (const auto* used : {&op.inputs, &op.outputs})
+        for (auto v : *used) network_.set_capacity(value_edge_[v], share * bytes(v));
+      for (auto o = next_[last]; o != target; o = next_[o]) network_.set_capacity(later_edge_[o], later);
+    };
+    set_capacities(0, network::infinite);
     const auto kept = network_.cut();
-    for (const auto* used : {&op.inputs, &op.outputs})
-      for (auto v : *used) network_.set_capacity(value_edge_[v], bytes(v));
+    set_capacities(1, 0);
     return working_set(last) + kept;
   }
   /// The values to keep across a run of `last`, besides its operands and outputs. Their bytes, and the prices of the operations
@@ -151,12 +168,49 @@ class last_run_cut {
 
  private:
   using network = cut_network;
+  static constexpr operation_id target = none, no_use = none - 1;  ///< entries of `next_`
+
   bytes_t bytes(value_id v) const { return detail::droppable_bytes(p_, v); }
+  void set_forbidden(operation_id o, bool now) {
+    network_.set_capacity(operation_edge_[o], now ? network::infinite : 0);
+    if (forbidden_[o] != now) next_.clear();
+    forbidden_[o] = now;
+  }
+  /// Finds the operations that all chains to targets have in common: the nearest post-dominators. Where the next one is far away,
+  /// it is left out, with all behind it.
+  void find_next() {
+    constexpr std::size_t most_steps = 1000;
+    const auto& ops = p_.operations();
+    next_.assign(ops.size(), no_use);
+    std::vector<std::size_t> length(ops.size(), 0);  // of the chain of common operations
+    for (auto o = static_cast<operation_id>(ops.size()); o-- > 0;) {
+      auto& next = next_[o];
+      const auto length_from = [&](operation_id c) { return c == target ? 0 : length[c]; };
+      for (auto v : ops[o].outputs) {
+        if (p_.is_target(v)) next = target;
+        for (auto c : p_.consumers(v)) {
+          if (next == target || forbidden_[c] || next_[c] == no_use) continue;
+          if (next == no_use) next = c;
+          std::size_t steps = 0;
+          for (auto other = c; next != other; ++steps) {
+            auto& longer = length_from(next) >= length_from(other) ? next : other;
+            longer = steps < most_steps ? next_[longer] : target;
+          }
+        }
+      }
+      if (next != no_use) length[o] = 1 + length_from(next);
+    }
+  }
 
   const problem& p_;
   network network_;
   std::vector<network::vertex> operation_vertex_, value_vertex_;  // per operation (the vertex of r_o), per value (of x_v)
-  std::vector<network::edge> operation_edge_, value_edge_;        // per operation, per value
+  std::vector<network::edge> operation_edge_, later_edge_;        // per operation: to the sink, from the source
+  std::vector<network::edge> value_edge_;                         // per value
+  std::vector<bool> forbidden_;                                   // per operation
+  /// Per operation: the next of the operations through which all chains from it to a target lead; `target` if there is none;
+  /// `no_use` if there is no such chain. Empty: not known.
+  std::vector<operation_id> next_;
 };
 
 /// A lower bound on the memory of every schedule without copies. Take all operations with a working set of some size or more. One
@@ -185,17 +239,24 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
     for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
     const auto targets = detail::target_bytes(p);
+    const auto smallest_of = [&](std::size_t count) {
+      const auto less = [](const auto& a, const auto& b) { return a.min_bytes < b.min_bytes; };
+      return static_cast<std::size_t>(std::min_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), less) -
+                                      all.begin());
+    };
     std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] has the smallest known `min_bytes`
     while (level < all.size() && all[level].working_set + targets > known) {
       const auto smallest = all[level].working_set;
       for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
+      for (std::size_t i = 0; i < level; ++i)
+        if (!cut.may_be_last(all[i].operation)) all[i].min_bytes = max_peak, all[i].level = all.size();
+      last = smallest_of(level);
       while (all[last].level < level) {
         if (cuts-- == 0 || (stop && stop())) return known;
         all[last].min_bytes = cut.min_bytes(all[last].operation);
         all[last].level = level;
         if (all[last].min_bytes <= known) break;
-        for (std::size_t i = 0; i < level; ++i)
-          if (all[i].min_bytes < all[last].min_bytes) last = i;
+        last = smallest_of(level);
       }
       known = std::max(known, all[last].min_bytes);
     }
@@ -232,8 +293,9 @@ inline last_run_phases phases_of_last_runs(const problem& p, last_run_cut& cut, 
     std::vector<operation_id> last, others;
     auto min_bytes = max_peak;
     for (auto o : remaining) {
-      auto needs = cut.working_set(o);
-      if (needs <= budget && !fits_beside_targets(o)) {
+      const bool fits = fits_beside_targets(o);
+      auto needs = fits || cut.may_be_last(o) ? cut.working_set(o) : max_peak;
+      if (needs <= budget && !fits) {
         if (cuts-- == 0) throw interrupted();
         needs = cut.min_bytes(o);
       }
