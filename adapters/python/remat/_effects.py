@@ -323,9 +323,18 @@ class _Scope(ast.NodeVisitor):
         self._value(node)  # analyses properties
         self.generic_visit(node)
 
+    def _frees_graph(self, node: ast.Call) -> bool:
+        """True if a call of `torch.autograd.grad` frees a graph that the backward has not made."""
+        keywords = {k.arg: k.value for k in node.keywords}
+        outputs = node.args[0] if node.args else keywords.get("outputs")
+        listed = outputs.elts if isinstance(outputs, (ast.Tuple, ast.List)) else [outputs] if outputs else []
+        return not {"retain_graph", "create_graph"} & keywords.keys() and len(node.args) < 4 and any(map(self._from_elsewhere, listed))
+
     def visit_Call(self, node: ast.Call) -> None:
         f, text = node.func, ast.unparse(node.func)
         value = self._value(f)
+        if value is torch.autograd.grad and self._frees_graph(node):
+            raise _Effect("runs a backward through a graph of before, which can run only once")
         if value is not _UNKNOWN:
             self._reading.call(value, text, self._passed(node.args))
         elif isinstance(f, ast.Attribute):

@@ -227,13 +227,7 @@ class python_session {
     return translated([&] { return run_->report().text(); });
   }
   py::dict memory() {
-    const auto r = translated([&]() -> rp::report {
-      try {
-        if (!run_->reports().empty()) return run_->report();
-      } catch (const remat::error&) {  // no plan has been used
-      }
-      return {};
-    });
+    const auto r = translated([&] { return run_->has_used_plan() ? run_->report() : rp::report{}; });
     // Memory that was in use before may have been freed since, so a difference can be negative.
     const auto beyond = [](remat::bytes_t peak, remat::bytes_t before) { return std::max<remat::bytes_t>(0, peak - before); };
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = beyond(on_->use().peak, before_),

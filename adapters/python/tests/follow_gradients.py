@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that other code holds, reads or replaces: views, arrays, other threads."""
+"""Gradients that other code holds, reads or replaces: views, arrays, other threads, backwards that overwrite what the forward has kept."""
 
 import threading
 import unittest
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import remat
-from following import Test, backward, run_together, same
+from following import Net, Test, backward, run_together, same
 
 
 class Layers(nn.Sequential):
@@ -126,6 +126,50 @@ class Gradients(Test):
             return [p.grad for p in model.parameters()]
 
         self.assertTrue(same(run(True), run(False)))
+
+    def test_custom_backwards_that_use_up_the_forward(self):
+        """A custom backward that overwrites what its forward has kept, or frees a graph that it has made, can run only once."""
+        class Saves(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x.cos())
+                return x.sin()
+
+            @staticmethod
+            def backward(ctx, g):
+                return ctx.saved_tensors[0].mul_(g)
+
+        class Keeps(Saves):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.kept = x.cos()
+                return x.sin()
+
+            @staticmethod
+            def backward(ctx, g):
+                return torch.mul(ctx.kept, g, out=ctx.kept)
+
+        class Frees(Saves):
+            @staticmethod
+            def forward(ctx, x):
+                with torch.enable_grad():
+                    ctx.x = x.detach().requires_grad_()
+                    ctx.y = ctx.x.sin()
+                return ctx.y.detach()
+
+            @staticmethod
+            def backward(ctx, g):
+                y = ctx.y
+                return torch.autograd.grad((y,), ctx.x, g)[0]
+
+        def twice(model, x, k):
+            loss = model(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+
+        for kind, step in ((Saves, backward), (Keeps, backward), (Keeps, twice), (Frees, backward)):
+            with self.subTest(kind=kind.__name__, step=step.__name__):
+                self.check(type("Custom", (Net,), {"act": lambda self, h: kind.apply(kind.apply(h))}), step, plans=False)
 
 
 if __name__ == "__main__":

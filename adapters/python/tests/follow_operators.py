@@ -77,7 +77,26 @@ class OneCounter(Net):
         return h * self.scale if self.steps % 3 else h.tanh() * self.scale * self.part.sum()
 
 
+class WritesBetweenMasks(Net):
+    """Writes a tensor in place between two masks. A step whose first mask has another size is recorded from there on."""
+
+    def forward(self, x, ids):
+        rows = ids.clone()
+        few = rows[rows > 9]
+        rows.mul_(3)
+        drawn = torch.randint(0, 60, (40,))  # unknown before it runs, so the calls run ahead for the second mask
+        return super().forward(x) * few.sum(), drawn[(rows[:, None] == drawn).any(0)]
+
+
 class Operators(Test):
+    def test_a_write_between_masks(self):
+        def step(model, x, k):
+            y, found = model(x, torch.randint(0, 20, (16,)))
+            y.square().mean().backward()
+            return [found]
+
+        self.check(WritesBetweenMasks, step)
+
     def test_draws(self):
         for name, how in DRAWS.items():
             with self.subTest(name), self.assertNoLogs("remat", logging.WARNING):

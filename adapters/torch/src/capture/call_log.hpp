@@ -134,6 +134,8 @@ class call_log {
   ///              gets made-up numbers
   /// @return true if there were such data
   bool set_aside(const at::Tensor& t, bool leave);
+  /// True if a call that ran at once made the storage.
+  bool made_at_once(const c10::StorageImpl* s) const;
   /// True if the storage holds data of the calls that have run ahead.
   bool holds_ahead_data(const c10::StorageImpl* s) const;
   /// True if a later call may free these data, which calls have made ahead.

@@ -213,6 +213,9 @@ class recorder {
   traced_call read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& repeated,
                         std::vector<at::Tensor>& tensors);
 
+  /// True if code of a custom backward is about to write a tensor that the forward has made.
+  bool writes_forward(const at::Tensor& t) const;
+
   void put_back_written() {
     const plain_kernels kernels;
     for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
@@ -306,11 +309,13 @@ class recorder {
   /// Replaces the arguments of a call by its known results.
   void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& repeated);
 
-  /// Saves a small constant before a kernel writes it: the step may still continue eagerly. Other data are made again then.
+  /// Saves data before a kernel writes them: small constants, and results of calls that ran at once while the step was followed.
+  /// The step may still continue eagerly, or run calls ahead of the plan. Other data are made again then.
   /// @param real_values the kernel writes the values of the step
   void keep_data(const at::Tensor& t, index_t s, bool real_values) const {
     if (log_->set_aside(t, real_values)) return;
-    if (contents_[s] == contents::constant && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
+    const bool constant = contents_[s] == contents::constant && storage_of(t)->nbytes() <= constant_limit;
+    if (constant || (contents_[s] == contents::kept && log_->made_at_once(storage_of(t)))) log_->keep_data(t);
   }
 
   /// True if the kernel of a call runs on the host: its operands are there, or it makes a tensor there.

@@ -35,6 +35,8 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
       }
       if (written && trained_storages_.count(storage_of(t)))
         refuse(schema.name(), "writes a tensor that requires a gradient and was made before the forward");
+      if (written && writes_forward(t))
+        refuse(schema.name(), "writes a tensor of the forward; the plan needs one more run of this backward");
       const bool needs =
           repeated.original != nullptr ? repeated.original->operands.at(c.operands.size()).requires_grad : t.requires_grad();
       c.operands.push_back({static_cast<int>(i), element, view_of(t), written, id_of(t), needs});
@@ -50,6 +52,13 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
     c.line = line_of_caller();
   }
   return c;
+}
+
+bool recorder::writes_forward(const at::Tensor& t) const {
+  const auto s = index_.at(storage_of(t));
+  if (trace_.backward == 0 || s >= trace_.forward.storages || trace_.storages[s].slot != none) return false;
+  const auto node = ::torch::autograd::get_current_node();
+  return node && is_foreign(*node);
 }
 
 void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,

@@ -305,6 +305,13 @@ bool call_log::set_aside(const at::Tensor& t, bool leave) {
   return true;
 }
 
+bool call_log::made_at_once(const c10::StorageImpl* s) const {
+  bool made = false;
+  for (const auto& c : calls_)
+    if (c.has_run) each_storage(c.results, [&](const c10::Storage& r) { made = made || r.unsafeGetStorageImpl() == s; });
+  return made;
+}
+
 bool call_log::holds_ahead_data(const c10::StorageImpl* s) const {
   const auto known = storages_.find(s);
   return run_ahead_count_ > 0 && known != storages_.end() && known->second.real;

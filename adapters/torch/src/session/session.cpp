@@ -127,6 +127,11 @@ void session::state::unbind_idle(const at::Tensor& t) {
   }
 }
 
+bool session::has_used_plan() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->last_plan && !state_->kinds().empty();
+}
+
 pytorch::report session::report() const {
   std::lock_guard lock(state_->mutex);
   const auto& x = *state_;

@@ -175,6 +175,8 @@ class session {
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs,
                                   std::shared_ptr<void>* note = nullptr);
 
+  /// True if plans are kept, and one has been used, or made by `prepare`.
+  bool has_used_plan() const;
   /// Memory and time of the plan that was used last, or made by `prepare`.
   /// @throws error before the first plan
   pytorch::report report() const;
