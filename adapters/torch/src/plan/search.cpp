@@ -212,9 +212,9 @@ std::shared_ptr<plan> laid_out_from_cache(const captured_step& s, bytes_t availa
   }
 }
 
-/// The problem counts overwritten memory twice, and does not know fragmentation. So several budgets are tried, each corrected by the
-/// layout of the previous answer. The first one has room for the memory counted twice, so that its bound on the time holds for all
-/// plans. Bounds of smaller budgets prove nothing. Null if no answer fits.
+/// The problem counts overwritten memory twice, and does not know fragmentation. So several budgets are tried, each corrected by
+/// the layout of the previous answer. The first one has room for the memory counted twice, so that its bound on the time holds
+/// for all plans. Bounds of smaller budgets prove nothing. Null if no answer fits.
 std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
