@@ -70,24 +70,30 @@ def _lines(body: list[ast.stmt]) -> range:
     return range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)
 
 
-def _may_handle(context: ast.expr, names: Mapping[str, Any]) -> bool:
-    """True if the manager of a `with` may handle errors. A manager that cannot be found does not."""
+def _may_handle(context: ast.expr, names: Mapping[str, Any], around: frozenset[types.CodeType] = frozenset()) -> bool:
+    """True if the manager of a `with` may handle errors. A manager that cannot be found does not.
+
+    around: generators of managers whose `with` this is; they may call themselves.
+    """
     called = isinstance(context, ast.Call)
     manager = _value(context.func if isinstance(context, ast.Call) else context, names)
     kind = manager if called else type(manager)
     generator = getattr(kind if called else manager, "__wrapped__" if called else "func", None)  # of a `contextlib.contextmanager`
     leave = generator if inspect.isgeneratorfunction(generator) else getattr(kind, "__exit__", None) if isinstance(kind, type) else None
-    return isinstance(leave, types.FunctionType) and not leave.__code__.co_filename.startswith(_TORCH) and _handles(leave)
+    if not isinstance(leave, types.FunctionType) or leave.__code__ in around or leave.__code__.co_filename.startswith(_TORCH):
+        return False
+    return _handles(leave, around | {leave.__code__})
 
 
-def _handles(leave: types.FunctionType) -> bool:
+def _handles(leave: types.FunctionType, around: frozenset[types.CodeType]) -> bool:
     """True if an `__exit__` may return a true value, or the generator of a manager may handle what is raised at its `yield`."""
     nodes = _nodes_of(leave.__code__)
     if not inspect.isgeneratorfunction(leave):
         return any(isinstance(n, ast.Return) and n.value is not None and not (isinstance(n.value, ast.Constant) and not n.value.value) for n in nodes)
     names = ChainMap(dict(inspect.getclosurevars(leave).nonlocals), leave.__globals__)
-    around = [n for n in nodes if isinstance(n, _TRIES + _WITHS) and any(isinstance(x, ast.Yield) for b in n.body for x in ast.walk(b))]
-    return any(_is_handling(n) or (isinstance(n, _WITHS) and any(_may_handle(item.context_expr, names) for item in n.items)) for n in around)
+    blocks = [n for n in nodes if isinstance(n, _TRIES + _WITHS) and any(isinstance(x, ast.Yield) for b in n.body for x in ast.walk(b))]
+    contexts = [item.context_expr for n in blocks if isinstance(n, _WITHS) for item in n.items]
+    return any(map(_is_handling, blocks)) or any(_may_handle(context, names, around) for context in contexts)
 
 
 @functools.lru_cache(maxsize=1024)
