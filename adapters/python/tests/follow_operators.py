@@ -88,7 +88,18 @@ class WritesBetweenMasks(Net):
         return super().forward(x) * few.sum(), drawn[(rows[:, None] == drawn).any(0)]
 
 
+class NestedProduct(Net):
+    """Operators on nested tensors have kernels of their own."""
+
+    def act(self, h):
+        parts = torch.nested.as_nested_tensor([h[:12].tanh(), h[12:]])
+        return h + sum(product.mean() for product in (parts @ parts.transpose(1, 2)).unbind())
+
+
 class Operators(Test):
+    def test_nested_tensors(self):
+        self.check(NestedProduct, plans=False)
+
     def test_a_write_between_masks(self):
         def step(model, x, k):
             y, found = model(x, torch.randint(0, 20, (16,)))

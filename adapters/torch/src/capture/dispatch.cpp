@@ -76,7 +76,7 @@ step_run* step_here() { return capturing() ? active_step : nullptr; }
 bool is_profiler_mark(const c10::OperatorHandle& op) { return op.operator_name().name.starts_with("profiler::"); }
 
 /// True if the operator has no kernel for the device of these tensors, and only calls other operators. Autograd takes such
-/// operators apart, but inference tensors do not pass through autograd.
+/// operators apart, but inference tensors do not pass through autograd. Operators on nested tensors have kernels of their own.
 bool is_composite(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
@@ -84,7 +84,8 @@ bool is_composite(const c10::OperatorHandle& op, const ::torch::jit::Stack& stac
   bool kernel = false;
   for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i)
     each_tensor(stack[i], [&](const at::Tensor& t, int) {
-      kernel = kernel || op.hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, t.device()));
+      kernel =
+          kernel || t.is_nested() || op.hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, t.device()));
     });
   return !kernel;
 }
