@@ -216,7 +216,8 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
 /// @param gap   distance to the bound up to which a schedule counts as optimal, as in `limits`
 /// Complexity: O(points) after `bounds_without_search`.
 /// @code
-/// remat::correct_bounds(p, curve, workspace_bytes, 0.01);
+/// auto curve = remat::pareto_curve(p, remat::evenly{20}, remat::min_cut{});
+/// remat::correct_bounds(p, curve, remat::bytes_t{1} << 20, 0.01);  // an operation writes over 1 MiB of its inputs
 /// @endcode
 inline void correct_bounds(const problem& p, std::vector<result>& curve, bytes_t less, double gap) {
   if (less == 0) return;
