@@ -218,7 +218,7 @@ std::shared_ptr<plan> laid_out_from_cache(const captured_step& s, bytes_t availa
 std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
-  const auto whole = s.problem.held_bytes() + available + s.counted_twice;
+  const auto as_counted = s.problem.held_bytes() + available, whole = as_counted + s.counted_twice;
   auto within = whole;
   auto proven = bounds_without_search(s.problem).seconds;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
@@ -262,7 +262,9 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
     }
     if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
     within -= excess;
-    if (excess > 0) {  // the gap between layout and model varies between schedules
+    if (excess > 0 && round == 0 && s.counted_twice > 0) {
+      within = std::max(within, as_counted);
+    } else if (excess > 0) {  // the gap between layout and model varies between schedules
       within -= margin;
       margin *= 2;
     }
