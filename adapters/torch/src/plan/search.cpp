@@ -223,8 +223,8 @@ std::shared_ptr<plan> search_anew(const captured_step& s, bytes_t available, con
   auto proven = bounds_without_search(s.problem).seconds;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
   bool restricted = !o.copies;
-  auto p = restricted ? with_slower_link(s.problem, 0) : s.problem;  // slower link if far memory is too small
-  constexpr int rounds = 4, max_rounds = 10;                         // after `rounds`, continue only while nothing fits
+  auto p = restricted ? with_slower_link(s.problem, 0) : s.problem;         // slower link if far memory is too small
+  const int rounds = s.counted_twice > 0 ? 5 : 4, max_rounds = rounds + 6;  // after `rounds`, only while nothing fits
   auto margin = available / 200;
   bool rough = false;  // `best` has a quick layout; the search for a better one comes at the end
   for (int round = 0; round < (best->execution ? rounds : max_rounds) && within >= 0; ++round) {
