@@ -11,6 +11,7 @@ import following
 from following import Net, Test
 
 DEVICE = emulated.device.type
+torch.set_num_threads(1)  # the workspace of a kernel depends on the number of threads
 
 
 def in_blocks(model, x, k):
@@ -80,7 +81,7 @@ class Autocast(Test):
 
         with self.assertNoLogs("remat", logging.WARNING):
             self.check(Plain, in_blocks)
-        self.check(Plain, in_blocks, budget="91% of activations")
+        self.check(Plain, in_blocks, budget="85% of activations")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from torch import nn
 
 from following import Net, Test, backward
 
+torch.set_num_threads(1)  # the workspace of a kernel depends on the number of threads
+
 #: Draws whose count of numbers depends on values. For zeros these kernels draw nothing.
 DRAWS = {
     "poisson": lambda h: torch.poisson(h.detach().tanh().exp()) * h,
@@ -112,7 +114,7 @@ class Operators(Test):
         for name, how in DRAWS.items():
             with self.subTest(name), self.assertNoLogs("remat", logging.WARNING):
                 self.check(acts(how))
-                self.check(lambda how=how: nn.Sequential(*(acts(how)() for _ in range(3))), budget="66% of activations")
+                self.check(lambda how=how: nn.Sequential(*(acts(how)() for _ in range(3))), budget="60% of activations")
 
     def test_a_mask_behind_a_mask(self):
         for name, mask in MASKS.items():
