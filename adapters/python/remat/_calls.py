@@ -47,10 +47,12 @@ class Step:
     """The forward of one step, as a function for the planner.
 
     Called with the tensors of the call, it runs the step itself, once. Called with other tensors, it runs the forward again beside the step and restores all
-    attributes. A trial is a step that is only planned: `undo` restores the attributes that it has changed.
+    attributes. A trial is a step that is only planned: `undo` restores the attributes that it has changed. With `undoable`, it also does so if there turns out
+    to be no room for the step.
     """
 
-    __slots__ = ("_source", "_plain", "_planned_by", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
+    __slots__ = ("_source", "_plain", "_planned_by", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result",
+                 "inputs", "text", "where", "raised", "undoable")
 
     def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: Mapping[Any, Any], options: Options, trial: bool = False):
         self._source, self._plain, self._planned_by = source, plain, source.planned_by()
@@ -62,7 +64,7 @@ class Step:
         self._result: Any = None
         self._form: Any = None
         self.where: str | None = None
-        self.raised = False
+        self.raised = self.undoable = False
         try:
             self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
         except Refused:  # arguments that cannot be rebuilt with other tensors
@@ -78,7 +80,7 @@ class Step:
         self._plain = self._args = self._kwargs = None  # avoids a cycle: a graph may hold this object, and the model may hold the graph
         self.inputs = []  # a graph may also hold an input that the forward writes to
         model = self._source.model()
-        if self._again or (self._strict and _torch.capturing()):
+        if self._again or self.undoable or (self._strict and _torch.capturing()):
             self._before = Snapshot(model)
         try:
             with _patches.recomputed():
@@ -86,8 +88,6 @@ class Step:
         except BaseException as e:
             self.where, self.raised = line_of(e), True
             raise
-        if not (self._again or self._strict):
-            self._before = None
         return _tree.tensors_in(self._result)
 
     def _run_again(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -113,6 +113,8 @@ class Step:
     def take(self) -> Any:
         """The result of the forward; can be taken once."""
         result, self._result = self._result, None
+        if not (self._again or self._strict):
+            self._before = None
         return result
 
 

@@ -42,6 +42,7 @@ class Session:
         self._open = True
         self._paused: collections.Counter[int] = collections.Counter()  # per thread: depth of `paused` contexts
         self._plain_calls: collections.Counter[Any] = collections.Counter()  # per kind of call: number of calls in a row without a plan
+        self._planned: set[Any] = set()  # kinds of calls that the present budget has room for
         self._warned: set[str] = set()
         self._parts_checked = False  # has searched for modules that no plan can hold
         self._source = Source(model, self)
@@ -157,9 +158,11 @@ class Session:
         except Refused as why:
             return self._run_unplanned(why, plain, args, kwargs)
         if self._is_due(kind):
+            step.undoable = kind not in self._planned
             try:
                 self._native.forward(step, step.text, step.inputs, None)
                 del self._plain_calls[kind]
+                self._planned.add(kind)
                 return step.take()
             except Refused as why:
                 step.undo()
@@ -168,6 +171,7 @@ class Session:
                     raise
                 self._warn_unplanned(why)
             except Exception:
+                self._planned.discard(kind)
                 if not step.raised:  # if the module has raised, its effects so far are those of eager mode, and stay
                     step.undo()
                 raise
@@ -178,6 +182,10 @@ class Session:
         """True if a call should be planned. Exponential backoff: it should after 0, 1, 3, 7, ... calls of this kind without a plan."""
         calls = self._plain_calls[kind]
         return calls & (calls + 1) == 0
+
+    def _forget_calls(self) -> None:
+        self._plain_calls.clear()
+        self._planned.clear()
 
     def _run_unplanned(self, why: Refused, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         if self._options.on_refuse == "raise":
@@ -312,7 +320,7 @@ class Session:
                 if self._open and old.steps_on is not None and options.steps_on is None:
                     _host.leave(model)
                 self._options, self._open = options, True
-                self._plain_calls.clear()
+                self._forget_calls()
                 if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
                     self._native_if_made = None
                 elif self._native_if_made is not None and options.budget_text() != old.budget_text():
@@ -336,7 +344,7 @@ class Session:
 
     def invalidate(self) -> None:
         """Drops all plans. For a model that has changed in a way that is invisible from outside."""
-        self._plain_calls.clear()
+        self._forget_calls()
         if self._native_if_made is not None:
             self._native_if_made.invalidate()
 

@@ -41,6 +41,24 @@ class Sampled(nn.Module):
         return self.decode(mean + deviation * 0.5), mean, deviation
 
 
+class Remembers(nn.Module):
+    """Makes a table in its first forward, counts its calls, and keeps a state from call to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out, self.calls, self.state = nn.Linear(32, 64), nn.Linear(64, 32), 0, None
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        if len(self.table) != len(x):
+            self.table = torch.arange(float(len(x))).repeat_interleave(1)
+        h = self.layer(x).tanh() + self.table[:, None] / len(x)
+        h = h if self.state is None else h + self.state / self.calls
+        self.state = h.detach().mean(0)
+        return self.out(h.tanh()).square().mean()
+
+
 def with_loss(model, x):
     return model(x, x)[0]
 
@@ -167,6 +185,30 @@ class FirstStep(Test):
         self.assertTrue(all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected[0][1:], strict=True)))
         with self.assertRaises(remat.OverBudget):
             model(x)
+
+    def test_a_step_without_room_leaves_no_trace(self):
+        """A call that raises OverBudget leaves the attributes of the model as they were, also after planned steps."""
+        def left_by(step):
+            torch.manual_seed(0)
+            model = Remembers()
+            for x in torch.randn(4, 64, 32):
+                model.zero_grad()
+                step(model, x)
+            return [model.calls, model.table, model.state, *(p.grad for p in model.parameters())]
+
+        def refused_first(model, x):
+            if not remat.is_wrapped(model):
+                remat.wrap(model, cache=False)
+            remat.of(model).set_budget(1)
+            for _ in range(2):
+                with self.assertRaises(remat.OverBudget):
+                    model(x)
+            remat.of(model).set_budget("100% of activations")
+            model(x).backward()
+
+        plain, planned = left_by(lambda model, x: model(x).backward()), left_by(refused_first)
+        self.assertEqual(plain[0], planned[0])
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain[1:], planned[1:], strict=True)))
 
     def test_frozen_attention(self):
         for training in (True, False):
