@@ -8,6 +8,7 @@ import unittest
 import torch
 import torch.nn.functional as F
 
+import remat
 from following import Net, Test
 
 
@@ -95,12 +96,56 @@ def ensure(h, bad):
     return h
 
 
+class Edges(torch.nn.Module):
+    """Sums differences over the edges of a graph, and reports nodes that are not there, as layers for graphs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.last = (torch.nn.Linear(n, 16) for n in (8, 8, 8, 16))
+
+    def rows(self, t, nodes):
+        try:
+            return t.index_select(0, nodes)
+        except IndexError:
+            raise ValueError("no such node")
+
+    def forward(self, x, edges):
+        a, b = self.a(x), self.b(x)
+        sources = self.rows(a, edges[0])
+        targets = self.rows(b, edges[1])
+        sums = torch.zeros_like(a).index_add(0, edges[1], sources - targets)
+        return self.last((sums + self.c(x)).relu()).square().mean()
+
+
+@torch.library.custom_op("remat_tests::choose_rows", mutates_args=())
+def choose_rows(t: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return t.index_select(0, rows)
+
+
+choose_rows.register_fake(lambda t, rows: t.new_empty(len(rows), t.shape[1]))
+choose_rows.register_autograd(lambda ctx, g: (g.new_zeros(ctx.size).index_add(0, *ctx.saved_tensors, g), None),
+                              setup_context=lambda ctx, inputs, output: (setattr(ctx, "size", inputs[0].shape), ctx.save_for_backward(inputs[1])))
+
+
+def kernels(h, bad):
+    """Operators with one or several lists of indices, which the step makes."""
+    rows, columns = h.detach().argsort(0)[:4, 0], h.detach().argmax(1)[:4] + 100 * bad
+    found = h.sin()
+    for choose in (lambda: h[rows, columns], lambda: h[:, columns], lambda: h.take(rows * 48 + columns + bad * 10000),
+                   lambda: h.index_select(1, columns.int()), lambda: h.gather(-1, columns[:, None]), lambda: h[rows - 8, columns]):
+        try:
+            found = found + choose().mean()
+        except (IndexError, RuntimeError):
+            found = found.cos()
+    return found
+
+
 class Handled(Test):
     """Errors that depend on values, and that the model handles."""
 
     def test_in_some_steps(self):
         guards = [within(manager) for manager in (Guard, guarded, guarded_inside)]
-        for act in (factor, invert, look_up, lose, gather_in_a_function, ensure, *guards):
+        for act in (factor, invert, look_up, lose, gather_in_a_function, ensure, kernels, *guards):
             for steps in ((), (2, 3, 6), (0, 1, 4), range(8)):
                 class Fails(Net):
                     calls = 0
@@ -111,6 +156,50 @@ class Handled(Test):
 
                 with self.subTest(act.__name__, steps=steps), self.assertNoLogs("remat", logging.WARNING):
                     self.check(Fails, steps=8, budget="10 MiB")  # with room for calls that run ahead
+
+    def with_little_memory(self, make):
+        """Returns the session of a model with the smallest budget known to do, and a function that runs a step."""
+        def run(bad=0):
+            x, edges = torch.randn(2000, 8), torch.randint(0, 2000, (2, 6000)) + bad
+            session.reset_peak()
+            model.zero_grad()
+            model(x, edges).backward()
+
+        torch.manual_seed(0)
+        model = remat.wrap(make(), budget=1, time_limit=1, cache=False)
+        session = remat.of(model)
+        with self.assertRaises(remat.OverBudget) as seen:
+            run()
+        session.set_budget(seen.exception.needed)
+        return session, run
+
+    def test_indices_in_range(self):
+        """A look-up by indices that are known to be in range does not run ahead of the plan: steps stay within the budget."""
+        session, run = self.with_little_memory(Edges)
+        with self.assertNoLogs("remat", logging.WARNING):
+            for k in range(4):
+                run()
+                held = session.memory()
+                if k:
+                    self.assertLessEqual(held["peak"], held["budget"], f"step {k}")
+        with self.assertRaisesRegex(ValueError, "no such node"):
+            run(bad=2000)
+
+    def test_results_of_kernels_that_run_ahead(self):
+        """A warning counts the results of a kernel that runs ahead of the plan."""
+        class Custom(Edges):
+            def rows(self, t, nodes):
+                try:
+                    return choose_rows(t, nodes)
+                except IndexError:
+                    raise ValueError("no such node")
+
+        session, run = self.with_little_memory(Custom)
+        with self.assertLogs("remat", logging.WARNING) as told:
+            for _ in range(2):
+                run()
+        self.assertIn("beyond the budget when they run ahead of the plan", told.output[0])
+        self.assertEqual(len(told.output), 1)
 
 
 if __name__ == "__main__":

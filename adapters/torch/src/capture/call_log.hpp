@@ -120,12 +120,15 @@ class call_log {
   ///         writes a weight whose memory is elsewhere
   /// @throws what a kernel throws
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
-  /// Runs the kernel of the next call after all calls so far, and drops its results.
+  /// Runs the kernel of the next call after all calls so far, and drops its results. Nothing runs if the call can only fail for
+  /// indices out of range, and these are known to be in range.
   /// @param calls as for `run_ahead`
   /// @param stack ends with the arguments
   /// @return false if the calls cannot run ahead
   /// @throws what the kernel throws
   bool try_kernel(const std::vector<traced_call>& calls, const c10::OperatorHandle& op, const ::torch::jit::Stack& stack);
+  /// Hides the memory of tensors that calls have made, unless the module may read it. After `run_ahead` of these tensors.
+  void hide_made(const std::vector<at::Tensor>& tensors) const;
   /// Gives tensors from outside their data from before the forward, until the next `run_ahead`.
   void show_before() const;
   /// Call this before a kernel writes out of turn. Sets data aside that calls ahead of the plan have made, until the next
@@ -213,6 +216,9 @@ class call_log {
     bool real = false;                         ///< holds the data of the step after the last call that has run ahead
     std::vector<std::size_t> results_of = {};  ///< positions in `calls_`
   };
+  bool has_values(const std::vector<traced_call>& calls, const at::Tensor& t);
+  bool indices_are_right(const std::vector<traced_call>& calls, const c10::OperatorHandle& op,
+                         const std::vector<c10::IValue>& arguments);
   bool is_held(const known_storage& s) const;
   static void hide_again(const known_storage& s);
   void restore_ahead();

@@ -234,11 +234,7 @@ std::optional<std::string> follower::evaluate(const c10::OperatorHandle& op, con
     for (const auto& m : wanted)
       for (const auto& list : positions_in(m, op, arguments)) positions.push_back(list);
   }
-  for (const auto& t : wanted)
-    if (const auto of = std::find_if(c.operands.begin(), c.operands.end(),
-                                     [&](const auto& o) { return tensor_at(stack, o, first).is_same(t); });
-        !there && recorded().storages[of->view.value].slot == none)
-      hide(storage_of(t));
+  if (!there) log_->hide_made(wanted);
   const auto fits = [&] {
     const auto& r = recorded();
     if (made)

@@ -178,8 +178,7 @@ void recorder::mark_hidden_writes(traced_call& c) const {
 void recorder::run_on_values(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) const {
   const lent_weights lent(stack);
   c.op.callBoxed(&stack);
-  for (const auto& t : tensors)
-    if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
+  log_->hide_made(tensors);
 }
 
 void recorder::run_on_made_up(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Runs calls of a forward ahead of the plan, because the module reads values.
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -13,7 +12,6 @@
 #include "../program/operators.hpp"
 #include "call_log.hpp"
 #include "hollow.hpp"
-#include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -250,31 +248,6 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
     storage_of(t)->clear_data_ptr_access_error_msg_();
     if (storages_.count(storage_of(t))) shown_.push_back(storage_of(t));
   }
-  return true;
-}
-
-bool call_log::try_kernel(const std::vector<traced_call>& calls, const c10::OperatorHandle& op,
-                          const ::torch::jit::Stack& stack) {
-  auto arguments = values_from(stack, stack.size() - op.schema().arguments().size());
-  std::vector<at::Tensor> tensors;
-  each_tensor(arguments, [&](const at::Tensor& t, int) {
-    if (t.has_storage()) tensors.push_back(t);
-  });
-  if (!run_ahead(calls, tensors)) return false;
-  const auto is_made = [&](const at::Tensor& t) {
-    const auto known = storages_.find(storage_of(t));
-    return known == storages_.end() || known->second.outside || t.nbytes() == 0 || has_memory(t);
-  };
-  if (!std::all_of(tensors.begin(), tensors.end(), is_made)) return false;
-  const auto hidden_again = c10::make_scope_exit([&] {
-    for (const auto& t : tensors) {
-      const auto known = storages_.find(storage_of(t));
-      if (known != storages_.end() && !known->second.outside && !known->second.stays && !is_pinned(storage_of(t)))
-        detail::hide(storage_of(t));
-    }
-  });
-  const lent_weights lent(arguments);
-  op.callBoxed(&arguments);
   return true;
 }
 

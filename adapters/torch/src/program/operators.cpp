@@ -73,6 +73,33 @@ bool may_raise_by_values(const c10::OperatorHandle& op) {
   return s.returns().empty() || !is_native(op) || names.find(" " + s.name() + " ") != names.npos;
 }
 
+std::vector<index_list> indices_in(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+  const auto& name = op.schema().name();
+  const auto tensor = [&](std::size_t i) { return arguments[i].toTensor(); };
+  std::vector<index_list> list;
+  if (name == "aten::embedding" && tensor(0).dim() == 2) list = {{tensor(1), tensor(0).size(0)}};
+  if (name == "aten::take") list = {{tensor(1), tensor(0).numel()}};
+  if ((name == "aten::index_select" || name == "aten::gather") && arguments[1].isInt()) {
+    const auto dims = tensor(0).dim(), given = arguments[1].toInt(), d = given < 0 ? given + dims : given;
+    if (d < 0 || d >= dims || (name == "aten::gather" ? tensor(2).dim() != dims : tensor(2).dim() > 1)) return {};
+    for (int64_t i = 0; i < dims && name == "aten::gather"; ++i)
+      if (i != d && tensor(2).size(i) > tensor(0).size(i)) return {};
+    list = {{tensor(2), tensor(0).size(d)}};
+  }
+  if (name == "aten::index") {
+    const auto given = arguments[1].toListRef();
+    if (static_cast<int64_t>(given.size()) > tensor(0).dim()) return {};
+    for (std::size_t i = 0; i < given.size(); ++i)
+      if (given[i].isTensor() && given[i].toTensor().defined())
+        list.push_back({given[i].toTensor(), tensor(0).size(static_cast<int64_t>(i))});
+  }
+  const auto fits = [&](const index_list& x) {
+    const auto type = x.indices.scalar_type();
+    return (type == at::kLong || type == at::kInt) && x.indices.sizes() == list.front().indices.sizes();
+  };
+  return std::all_of(list.begin(), list.end(), fits) ? list : std::vector<index_list>();
+}
+
 bool may_draw(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
 bool reads_only_geometry(const c10::OperatorHandle& op) {

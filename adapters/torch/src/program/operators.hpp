@@ -42,6 +42,15 @@ bool is_native(const c10::OperatorHandle& op);
 /// True if the kernel may raise an error for some values (an index out of range, a failure of LAPACK), and may run twice: it
 /// writes no operand and does not draw. Custom operators count as such.
 bool may_raise_by_values(const c10::OperatorHandle& op);
+/// Indices, and the number of elements from which they choose.
+struct index_list {
+  at::Tensor indices;
+  int64_t size = 0;
+};
+/// The indices of a call whose kernel raises no error while all of them are in [0, size).
+/// @param arguments of the call
+/// @return empty: it may raise other errors, or none is known
+std::vector<index_list> indices_in(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments);
 /// May draw from a generator.
 bool may_draw(const c10::OperatorHandle& op);
 /// Reads no data of its operands, only sizes and types (`ones_like`, `new_zeros`).
