@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Followed steps whose forward creates members of the model, or replaces their memory."""
 
+import itertools
 import logging
 import unittest
 
@@ -267,6 +268,67 @@ class Members(Test):
                 return observed((h * 2).T, self.on, self.on, self.low, self.high, self.scale, self.zero, 0.01, -128, 127, 0, True, True).T
 
         self.check_named(Quantized, "resizes or replaces the storage of a tensor", lambda m, x, k: [*counting(m, x, k), m.low, m.high, m.scale], budget="10 MiB")
+
+
+class Constants(Test):
+    """Tensors that the module makes in a forward and keeps, and that other code reads between the steps."""
+
+    def test_kept(self):
+        makers = {"zeros": lambda: torch.zeros(48), "ones": lambda: torch.ones(48), "full": lambda: torch.full((48,), 3.0), "arange": lambda: torch.arange(48.0),
+                  "eye": lambda: torch.eye(48)[3], "tensor": lambda: torch.tensor([2.0] * 48), "written": lambda: torch.zeros(48).add_(2)}
+        for name, make in makers.items():
+            for buffer, used, always in itertools.product((False, True), repeat=3):
+                class Keeps(Net):
+                    def begin(self):
+                        self.kept = None
+                        if buffer:
+                            del self.kept
+                            self.register_buffer("kept", torch.zeros(1))
+
+                    def act(self, h):
+                        if always or self.kept is None or len(self.kept) == 1:
+                            self.kept = make()
+                        return (h + self.kept if used else h).tanh()
+
+                def step(model, x, k):
+                    y = model(x)
+                    seen = model.kept.clone()
+                    y.square().mean().backward()
+                    return [seen, model.kept]
+
+                with self.subTest(name, buffer=buffer, used=used, always=always), self.assertNoLogs("remat", logging.WARNING):
+                    self.check(Keeps, step, steps=4)
+
+    def test_returned(self):
+        """The module returns a constant, and uses others that no code holds. These take memory in the plan only."""
+        class Returns(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+
+            def forward(self, x):
+                for k, layer in enumerate(self.layers):
+                    mask = torch.ones(256, 256).tril(k) == 0
+                    scores = layer(x) @ x.T
+                    x = x + scores.masked_fill(mask, -10).softmax(-1) @ x
+                return x.square().mean(), torch.zeros(4)
+
+        torch.manual_seed(0)
+        model = Returns()
+        session = remat.of(remat.wrap(model, budget=1, planner=remat.Planner(time_limit=1), cache=False))
+        with self.assertRaises(remat.OverBudget) as seen:
+            model(torch.randn(256, 128))
+        session.set_budget(seen.exception.needed)
+        for k in range(4):
+            model.zero_grad()
+            x = torch.randn(256, 128)
+            session.reset_peak()
+            loss, state = model(x)
+            loss.backward()
+            self.assertTrue(torch.equal(state, torch.zeros(4)))
+            if k:
+                held = session.memory()
+                self.assertLessEqual(held["peak"], held["budget"], f"step {k}")
 
 
 class Inference(Test):

@@ -245,14 +245,7 @@ bool call_log::is_alone(const at::Tensor& t) const {
   for (const auto& c : geometry_changes_)
     for (const auto* list : {&c.arguments, &c.results}) each_tensor(*list, [&](const at::Tensor& x, int) { meet(x); });
   for (const auto& x : held_) meet(x);
-  auto known = sharing.size();
-  const auto count = [&](const c10::Storage& x) { known += x.unsafeGetStorageImpl() == s; };
-  for (const auto& x : hidden_) count(x);
-  for (const auto* list : {&saved_, &set_aside_})
-    for (const auto& x : *list) count(x.storage);
-  for (const auto& x : written_outside_) count(x.storage);
-  if (const auto x = storages_.find(s); x != storages_.end()) count(x->second.storage);
-  return alone && holders(*s, t.storage().use_count()) == known;
+  return alone && holders(*s, t.storage().use_count()) == sharing.size() + references_to(s);
 }
 
 bool call_log::is_any_touched() const {

@@ -149,6 +149,8 @@ class call_log {
   bool is_pinned(const c10::StorageImpl* s) const;
   /// True if the module has access to this memory.
   bool is_exposed(const c10::StorageImpl* s) const;
+  /// Storages of results that no call uses, and that other code holds. Functions in Python copy the tensors that factories make.
+  std::unordered_set<const c10::StorageImpl*> copied() const;
   /// True if only `t` uses its memory: no tensor outside of the log shares it, and no graph holds it.
   bool is_alone(const at::Tensor& t) const;
   /// The forward has ended: calls `show_before`, and frees the data that calls have made ahead.
@@ -159,7 +161,7 @@ class call_log {
   void make_room() {
     if (const auto f = std::exchange(make_room_, nullptr)) f();
   }
-  /// The step is recorded: frees the data of constants, unless the module holds them. `fill` makes them again.
+  /// The forward has ended: frees the data of constants, unless the module holds them. `fill` makes them again.
   void give_back_constants(const std::vector<traced_call>& calls);
   /// Peak of the data of calls that have run ahead, in bytes.
   std::size_t peak_ahead() const { return peak_ahead_; }
@@ -175,6 +177,8 @@ class call_log {
 
  private:
   void run(const entry& c) const;
+  /// How many references to a storage the log has beside those of tensors.
+  std::size_t references_to(const c10::StorageImpl* s) const;
   void note_storages();
   void begin_anew();
   bool has_to_run(const entry& c) const;

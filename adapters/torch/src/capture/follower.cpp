@@ -145,7 +145,7 @@ bool follower::show(const at::Tensor& t, bool may_write) {
   for (std::size_t s = 0; s < storages_.size(); ++s) {
     if (storages_[s].address() != storage_of(t)) continue;
     if (backward_ && written_[s]) return false;  // the writing call has not run
-    if (!has_memory(t) && !backward_ && !written_[s]) run_at_once(candidates_[current_].forward->makes_constant);
+    if (!has_memory(t) && !backward_ && !written_[s]) make_constants({storage_of(t)});
     if (!backward_ && (written_[s] || !has_memory(t) || (may_write && log_->may_free(storage_of(t))))) {
       if ((may_write && recorded().storages[s].slot != none) || !run_ahead({t}) || !has_memory(t)) return false;
       if (may_write) {
@@ -180,7 +180,8 @@ followed follower::finish(std::vector<at::Tensor> returned) {
   f.returned = std::move(returned);
   const auto follows = [&] { return !recording_ && !log_->filled(); };
   if (follows() && log_->is_any_touched()) fall_back("the module has written memory without an operator that calls have read");
-  if (follows() && gives_constants(f.returned) && !run_at_once(candidates_[current_].forward->makes_constant))
+  if (const auto given = follows() ? given_constants(f.returned) : std::unordered_set<const c10::StorageImpl*>();
+      !given.empty() && !make_constants(given))
     fall_back("the module keeps or returns a constant that it has written after reading it");
   if (follows()) {
     while (const auto why = unfinished(f.returned)) {
@@ -204,6 +205,7 @@ followed follower::finish(std::vector<at::Tensor> returned) {
   f.numbers = std::move(numbers_);
   f.changed_slots = std::move(changed_slots_);
   f.changed_slots.insert(f.changed_slots.end(), ahead_values_.begin(), ahead_values_.end());
+  log_->give_back_constants(recorded().calls);
   put_back();
   f.log = log_;
   return f;
@@ -277,23 +279,40 @@ bool follower::run_at_once(const std::vector<bool>& chosen) {
   return true;
 }
 
-bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
+std::unordered_set<const c10::StorageImpl*> follower::given_constants(const std::vector<at::Tensor>& returned) const {
   const auto& t = recorded();
-  std::unordered_set<const c10::StorageImpl*> pending;  // storages of constants whose kernels have not run
+  std::unordered_set<const c10::StorageImpl*> pending, found;  // storages of constants whose kernels have not run
   for (std::size_t i = 0; i < next_call_; ++i) {
     if (!t.calls[i].constant) continue;
     for (const auto& r : t.calls[i].results)
       if (const auto s = storages_[r.view.value].lock(); s && s->_mutable_data_ptr_no_checks().get() == nullptr)
         pending.insert(s.get());
   }
-  const auto given = [&](const at::Tensor& x) {
-    return x.defined() && x.has_storage() && pending.count(storage_of(x)) > 0 && !has_memory(x);
+  if (pending.empty()) return found;
+  const auto look = [&](const at::Tensor& x) {
+    if (x.defined() && x.has_storage() && pending.count(storage_of(x)) > 0 && !has_memory(x)) found.insert(storage_of(x));
   };
-  return !pending.empty() && (std::any_of(returned.begin(), returned.end(), given) ||
-                              std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& known) {
-                                const at::Tensor x(known.lock());
-                                return given(x) && held_by_python(x);
-                              }));
+  for (const auto* s : log_->copied())
+    if (pending.count(s)) found.insert(s);
+  for (const auto& x : returned) look(x);
+  for (const auto& known : tensors_)
+    if (const at::Tensor x(known.lock()); x.defined() && held_by_python(x)) look(x);
+  return found;
+}
+
+bool follower::make_constants(const std::unordered_set<const c10::StorageImpl*>& wanted) {
+  const auto& all = candidates_[current_].forward->makes_constant;
+  std::vector<bool> chosen(all.size()), needed(storages_.size());
+  for (std::size_t s = 0; s < storages_.size(); ++s) needed[s] = wanted.count(storages_[s].address()) > 0;
+  const auto is_needed = [&](const traced_tensor& x) { return needed[x.view.value]; };
+  for (auto i = next_call_; i-- > 0;) {
+    const auto& c = recorded().calls[i];
+    chosen[i] =
+        all[i] && (std::any_of(c.results.begin(), c.results.end(), is_needed) ||
+                   std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.written && is_needed(o); }));
+    for (const auto& o : c.operands) needed[o.view.value] = needed[o.view.value] || chosen[i];
+  }
+  return run_at_once(chosen) || run_at_once(all);
 }
 
 bool follower::record_from_here(const std::string& why) {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -133,8 +134,10 @@ class follower final : public c10::DebugInfoBase {
   /// True if the module returns or keeps memory of calls ahead of the plan that it has read directly. The plan would use that
   /// memory for something else.
   bool keeps_read_memory(const std::vector<at::Tensor>& returned) const;
-  /// True if the module holds or returns a constant without data.
-  bool gives_constants(const std::vector<at::Tensor>& returned) const;
+  /// Constants without data that the module holds or returns.
+  std::unordered_set<const c10::StorageImpl*> given_constants(const std::vector<at::Tensor>& returned) const;
+  /// Runs the calls so far that make some constants, see `run_at_once`. @return true if they have run
+  bool make_constants(const std::unordered_set<const c10::StorageImpl*>& wanted);
   /// No candidate makes the calls of this forward: tries to record it from here on. @return true if that works
   bool record_from_here(const std::string& why);
   std::unique_ptr<recorded_run> finish_recording(const std::vector<at::Tensor>& returned);

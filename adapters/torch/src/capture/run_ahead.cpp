@@ -295,6 +295,27 @@ bool call_log::is_pinned(const c10::StorageImpl* s) const {
   return std::any_of(pinned_.begin(), pinned_.end(), same);
 }
 
+std::size_t call_log::references_to(const c10::StorageImpl* s) const {
+  std::size_t known = storages_.count(s);
+  const auto count = [&](const c10::Storage& x) { known += x.unsafeGetStorageImpl() == s; };
+  for (const auto& x : hidden_) count(x);
+  for (const auto* list : {&saved_, &set_aside_})
+    for (const auto& x : *list) count(x.storage);
+  for (const auto& x : written_outside_) count(x.storage);
+  return known;
+}
+
+std::unordered_set<const c10::StorageImpl*> call_log::copied() const {
+  std::unordered_set<const c10::StorageImpl*> used, found;
+  for (const auto& c : calls_) each_storage(c.arguments, [&](const c10::Storage& s) { used.insert(s.unsafeGetStorageImpl()); });
+  for (const auto& c : calls_)
+    each_storage(c.results, [&](const c10::Storage& s) {
+      auto* impl = s.unsafeGetStorageImpl();
+      if (!used.count(impl) && holders(*impl, s.use_count()) > 1 + references_to(impl)) found.insert(impl);
+    });
+  return found;
+}
+
 void call_log::give_back() {
   end_watch();
   if (storages_.empty()) return;
@@ -320,11 +341,17 @@ void call_log::forget_ahead() {
 }
 
 void call_log::give_back_constants(const std::vector<traced_call>& calls) {
+  if (std::none_of(calls_.begin(), calls_.end(), [&](const auto& c) { return c.has_run && calls[c.call].constant; })) return;
   std::unordered_set<const c10::StorageImpl*> stay;  // held by the module, or filled by hand
-  for (const auto& c : calls_)
+  for (const auto& c : calls_) {
+    each_tensor(c.arguments, [&](const at::Tensor& t, int) {
+      if (t.has_storage() && held_by_python(t)) stay.insert(storage_of(t));
+    });
     each_tensor(c.results, [&](const at::Tensor& t, int) {
       if (t.has_storage() && (makes_uninitialized(c.op) || held_by_python(t))) stay.insert(storage_of(t));
     });
+  }
+  stay.merge(copied());
   bytes_t freed = 0;
   for (const auto& c : calls_) {
     if (!c.has_run || !calls[c.call].constant) continue;
