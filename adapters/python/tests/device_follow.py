@@ -14,6 +14,7 @@ import follow_autocast
 import follow_backwards
 import follow_calls
 import follow_gradients
+import follow_hooks
 import follow_memory
 import follow_paths
 import follow_sums
@@ -23,7 +24,7 @@ import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_autocast, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_memory, follow_paths
+MODULES = follow, follow_autocast, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_hooks, follow_memory, follow_paths
 
 #: Tests that do not apply on a device, with the reason.
 ELSEWHERE = {
@@ -41,6 +42,7 @@ ELSEWHERE = {
 if HOST:
     ELSEWHERE |= {
         "test_graph_of_gradients": "an error, see `test_refusals`",
+        "test_gradients_of_parameters": "hooks inside of the model do not see gradients of weights on the host (docs/limits.md)",
         "test_meta_learning": "the same",
         "test_other_backwards": "its last part is the same",
         "test_verified": "verify needs weights that stay on the device",

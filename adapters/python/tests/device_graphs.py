@@ -172,6 +172,28 @@ def check_gradients_that_leave():
             assert same(plain, left) and torch.equal(after, state()) and not told, (options, late, told)
 
 
+def check_hooks_inside():
+    """Hooks inside of the forward look at values, so such steps are not captured."""
+    def trained(options):
+        torch.manual_seed(1)
+        model, seen = Eventful().to(DEVICE), []
+        model.after[0].register_forward_hook(
+            lambda m, i, o: (o.register_hook(lambda g: seen.append(g.norm().item()) or g * 0.5), None)[1])
+        if options is not None:
+            remat.wrap(model, cache=False, time_limit=2, gap=0.9, graph=True, **options)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+        for _ in range(4):
+            first, second = model(torch.randn(128, 32, device=DEVICE))
+            optimizer.zero_grad()
+            (first + second.mean()).backward()
+            optimizer.step()
+        return [torch.tensor(seen), *(p.detach().cpu() for p in model.parameters()), state()]
+
+    plain = trained(None)
+    for options in ({}, {"offload": "activations"}):
+        assert same(plain, trained({"budget": "100% of activations", **options})), options
+
+
 def check_failures_within_captures():
     """After a failed capture, the step ends with the results of eager mode, one warning names the cause, and the next model is captured."""
     _, plain = train(None)

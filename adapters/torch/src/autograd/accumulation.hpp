@@ -19,6 +19,13 @@
 
 namespace remat::pytorch {
 
+/// True if autograd calls no hook with a gradient of `parameter`.
+inline bool has_no_hooks(const at::Tensor& parameter) {
+  const auto* meta = ::torch::autograd::impl::get_autograd_meta(parameter);
+  if (meta == nullptr || !meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr) return false;
+  const auto node = ::torch::autograd::impl::try_get_grad_accumulator(parameter);
+  return !node || (node->pre_hooks().empty() && node->post_hooks().empty());
+}
 /// True if autograd would only add a gradient of `parameter` to `.grad`, and call no hook.
 inline bool only_adds(const at::Tensor& parameter) {
   const auto& grad = gradient_of(parameter);
@@ -26,10 +33,7 @@ inline bool only_adds(const at::Tensor& parameter) {
       grad.scalar_type() != parameter.scalar_type() || grad.sizes() != parameter.sizes() || grad.device() != parameter.device() ||
       !grad.is_non_overlapping_and_dense() || grad.is_conj() || grad.is_neg() || grad.is_inference())
     return false;
-  const auto* meta = ::torch::autograd::impl::get_autograd_meta(parameter);
-  if (meta == nullptr || !meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr) return false;
-  const auto node = ::torch::autograd::impl::try_get_grad_accumulator(parameter);
-  return !node || (node->pre_hooks().empty() && node->post_hooks().empty());
+  return has_no_hooks(parameter);
 }
 inline bool all_only_add(const std::vector<at::Tensor>& parameters) {
   return !parameters.empty() && std::all_of(parameters.begin(), parameters.end(), only_adds);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../capture/kept_graph.hpp"
+#include "../plan/captured_step.hpp"
 #include "finished_edges.hpp"
 
 namespace remat::pytorch {
@@ -80,5 +81,20 @@ class leaf_edges {
   ::torch::autograd::Node& node_;
   std::vector<std::size_t> first_ = {0};
 };
+
+/// For each gradient of a parameter, the position among `leaves` of the leaf that gets it. Steps of a second plan may have the
+/// leaves in another order.
+/// @throws broken_contract if the step has other leaves
+inline std::vector<std::size_t> places_of(const runner& r, const std::vector<at::Tensor>& leaves) {
+  auto places = r.kind->place;
+  for (auto& k : places) {
+    const auto& leaf = r.bound->trained[k];
+    if (k < leaves.size() && leaves[k].is_same(leaf)) continue;
+    const auto found = std::find_if(leaves.begin(), leaves.end(), [&](const auto& t) { return t.is_same(leaf); });
+    if (found == leaves.end()) throw broken_contract("remat: a second plan for other parameters");
+    k = static_cast<std::size_t>(found - leaves.begin());
+  }
+  return places;
+}
 
 }  // namespace remat::pytorch

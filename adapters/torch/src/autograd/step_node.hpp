@@ -24,9 +24,11 @@
 #include "../plan/captured_step.hpp"
 #include "accumulation.hpp"
 #include "finished_edges.hpp"
+#include "given_gradients.hpp"
 #include "leaf_edges.hpp"
 #include "second_plan.hpp"
 #include "second_run.hpp"
+#include "shown_gradients.hpp"
 #include "verification.hpp"
 
 namespace remat::pytorch {
@@ -73,7 +75,7 @@ class step_node final : public ::torch::autograd::Node {
       if (connected_[i] && at-- == 0) break;
     if (i == connected_.size() || !replan_.graph->feeds_other_outputs(i)) return false;
     ::torch::autograd::impl::set_gradient_edge(t, replan_.graph->edge_of(i));
-    return observed_ = true;
+    return true;
   }
 
   std::string name() const override { return "RematStepBackward"; }
@@ -109,7 +111,7 @@ class step_node final : public ::torch::autograd::Node {
     const bool batched = std::any_of(incoming.begin(), incoming.end(), is_batched);
     if (replan_.graph) {
       if (runner_) inside = replan_.graph->contents();
-      if (const auto [why, always] = not_planned(inside, batched); !why.empty())
+      if (const auto [why, always] = not_planned(batched); !why.empty())
         return by_graph(given_by(std::move(incoming)), why, always);
     }
     if (!runner_) {
@@ -129,25 +131,21 @@ class step_node final : public ::torch::autograd::Node {
     auto r = std::exchange(runner_, nullptr);
     const auto kind = r->kind;
     if (!kind->step->assumed_zero.empty()) kind->outputs->learn_assumption(true);
+    if (checks_ && !inside.hooked.empty()) std::exchange(checks_, nullptr)->skip_backward();
     const auto checks = std::exchange(checks_, nullptr);
-    auto unread = std::exchange(watched_, {});  // parameters whose hooks have not been called
+    const bool hooks = !inside.hooked.empty();
+    const auto read = std::exchange(watched_, {});
+    auto unread = read;  // parameters whose hooks have not been called
     std::erase_if(unread, [&](const auto& w) {
       return !kind->has_early_gradient || w.slot == none || kind->step->slots[w.slot].from != role::parameter;
     });
     const auto& step = *kind->step;
     const auto given = given_by(std::move(incoming));
-    std::vector<output_use> uses;
-    for (std::size_t i = 0; i < given.size(); ++i) {
-      uses.push_back({given[i].defined(), {}, given[i].defined() ? autocast_on(device_.type()) : std::nullopt});
-      if (!given[i].defined()) continue;
-      const auto sizes = given[i].sizes(), strides = given[i].strides();
-      const auto* planned = step.output_grads[i] == none ? nullptr : &step.views[step.output_grads[i]].strides;
-      if (planned != nullptr && same_strides(sizes, strides, *planned)) continue;
-      if (apart_or_expanded(sizes, strides)) uses[i].strides = strides.vec();
-    }
-    ::torch::autograd::variable_list result;
+    auto uses = uses_of(given, step, device_.type());
     if (checks) checks->run_backward(step, given, bound_->trained);
-    const auto right = [&](const captured_step& s) { return serves(*s.step, given) && same_autocast(s.uses, uses); };
+    const auto right = [&](const captured_step& s) {
+      return s.hook_places == inside.hook_places && serves(*s.step, given) && same_autocast(s.uses, uses);
+    };
     const bool does = right(*kind);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool sums = kind->sums && edges_.meet_others(inside);
@@ -167,29 +165,31 @@ class step_node final : public ::torch::autograd::Node {
     }
     const auto beside = beside_;  // checks refer to it
     auto replan = replan_;
-    if (!ran_kept_ || !replan_.graph) {  // they refer to the module's arguments
+    if ((!ran_kept_ && !hooks) || !replan_.graph) {  // they refer to the module's arguments
       beside_.reset();
       replan_ = {};
     }
-    if (does && !possible) {
-      replan = {};  // frees the graph, which leads to parameters: gradients leave early only to unshared ones
-      result = planned(*r, given, unread);
-    } else {                                         // runs the forward once more, by another plan
+    if (!does || possible) {                         // runs the forward once more, by another plan
       std::exchange(r, nullptr)->executor->reset();  // frees its arena
       const auto to = inside.custom_nodes.empty() ? std::vector<at::Tensor>() : leaves();
       beside->run([&](const auto& inputs) { r = replan.make(inputs, known && does ? kind->uses : uses, possible, to); });
       if (!right(*r->kind)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
-      replan = {};
-      result = planned(*r, given, unread);
     }
+    replan = {};  // frees the graph, which leads to parameters: gradients leave early only to unshared ones
+    if (hooks) {
+      auto result = with_hooks(std::move(r), given, unread, inside);
+      for (const auto& w : read) require_unchanged(w, step);  // hooks must not write what kernels read
+      return result;
+    }
+    auto result = planned(*r, given, unread);
     if (checks) checks->compare_backward(edges_.added_up(result));
     if (in_backward()) edges_.trim(result);
     return result;
   }
 
   /// Why no plan makes this backward, and whether that holds for later ones of such calls; an empty text: a plan does.
-  std::pair<std::string, bool> not_planned(const detail::graph_contents& inside, bool batched) const {
+  std::pair<std::string, bool> not_planned(bool batched) const {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
     if (batched) return {"several gradients at once (vmap)", true};
     if (!runner_) return {"another backward of the same forward", true};
@@ -197,8 +197,7 @@ class step_node final : public ::torch::autograd::Node {
     if (!runner_->executor->as_assumed())
       return {"a backward that asks whether values are zero, and here some are", runner_->kind->outputs->learn_assumption(false)};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
-    if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
-    return {inside.observer, false};
+    return {};
   }
   /// The gradient of each output; undefined: none.
   std::vector<at::Tensor> given_by(::torch::autograd::variable_list incoming) const {
@@ -253,16 +252,6 @@ class step_node final : public ::torch::autograd::Node {
       self.open_ = true;
     });
   }
-  /// True if the program gives the right gradients, perhaps with the bits of another layout.
-  static bool serves(const program& step, const std::vector<at::Tensor>& given) {
-    for (std::size_t i = 0; i < given.size(); ++i) {
-      if (!given[i].defined()) continue;
-      if (step.output_grads[i] == none) return false;
-      const auto& planned = step.views[step.output_grads[i]].strides;
-      if (is_expanded(given[i].sizes(), planned) && !same_strides(given[i].sizes(), given[i].strides(), planned)) return false;
-    }
-    return true;
-  }
   /// Restores edges that this backward removes, for the next one.
   void keep_edges() {
     after_backward([edges = next_edges()](step_node& self) mutable { self.next_edges() = std::move(edges); });
@@ -276,34 +265,24 @@ class step_node final : public ::torch::autograd::Node {
     ::torch::autograd::Engine::get_default_engine().queue_callback(
         [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), f = std::move(f)]() mutable { f(*self); });
   }
-  /// For each gradient of a parameter, the leaf that gets it. Leaves are those of the first kind of step.
-  std::vector<std::size_t> places_of(const runner& r) const {
-    auto places = r.kind->place;
-    for (auto& k : places) {
-      const auto& all = bound_->trained;
-      const auto& leaf = r.bound->trained[k];
-      if (k < all.size() && all[k].is_same(leaf)) continue;
-      const auto found = std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.is_same(leaf); });
-      if (found == all.end()) throw broken_contract("remat: a second plan for other parameters");
-      k = static_cast<std::size_t>(found - all.begin());
-    }
-    return places;
-  }
-  ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
+  /// Per gradient: the parameter in whose `.grad` hooks inside of the forward see it; undefined: they do not.
+  std::vector<at::Tensor> showing(const runner& r, const std::vector<at::Tensor>& given,
+                                  const detail::graph_contents& inside) const;
+  /// Runs the planned backward, which calls hooks. If one returns what the plan cannot read, leaves the plan.
+  ::torch::autograd::variable_list with_hooks(std::shared_ptr<runner> r, const std::vector<at::Tensor>& given,
+                                              std::vector<watched>& unread, const detail::graph_contents& inside);
+  /// @param shown gets gradients before the backward ends; null: no hooks are called inside of the forward
+  ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread,
+                                           const shown_gradients* shown = nullptr) {
     planned_backwards::begin();  // not earlier: a capture for a second run watches gradients, too
     const auto& step = *r.kind->step;
     const auto& trained = bound_->trained;
-    const auto place = places_of(r);
+    const auto place = places_of(r, bound_->trained);
     auto free = edges_.first();  // per leaf the edge for its next gradient
-    // A leaf that no used output depends on has no gradient, as in eager mode.
-    const auto reached = [&](const std::vector<bool>& sources) {
-      for (std::size_t i = 0; i < sources.size(); ++i)
-        if (sources[i] && given[i].defined()) return true;
-      return false;
-    };
+    const auto reached = [&](const std::vector<bool>& sources) { return is_reached(sources, given); };
     std::vector<at::Tensor> sums;
     const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
-    const bool to_parameters = !verify_ && in_backward() && (captured == nullptr || captured->empty());
+    const bool to_parameters = !verify_ && shown == nullptr && in_backward() && (captured == nullptr || captured->empty());
     // If other graphs lead to a parameter (several forwards, a penalty on weights), autograd first adds up all their gradients.
     std::size_t added = 0, left = 0;
     if (to_parameters)
@@ -359,7 +338,8 @@ class step_node final : public ::torch::autograd::Node {
     }
     ::torch::autograd::variable_list result(num_outputs());
     for (std::size_t i = 0; i < step.parameters.size(); ++i)
-      if (const auto k = free[place[i]]++; reached(step.parameter_sources[i])) result[k] = std::move(g.parameters[i]);
+      if (const auto k = free[place[i]]++; reached(step.parameter_sources[i]) && (shown == nullptr || !shown->has(i)))
+        result[k] = std::move(g.parameters[i]);
     const auto inputs = step.input_grads.size() - r.kind->input_of_summand.size();
     std::vector<std::size_t> leaf;  // per input
     for (std::size_t i = 0, l = trained.size(); i < inputs; ++i) leaf.push_back(step.input_sources[i].empty() ? l : l++);
@@ -392,7 +372,7 @@ class step_node final : public ::torch::autograd::Node {
   std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
   std::shared_ptr<handed_over> handed_;
-  bool verify_ = false, ran_kept_ = false, observed_ = false;
+  bool verify_ = false, ran_kept_ = false;
   bool open_ = false;  ///< gradients of the outputs pass through to the graph
 };
 

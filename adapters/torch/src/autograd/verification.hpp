@@ -114,6 +114,10 @@ class verification {
     else if (!forward_.steady())
       gradients_.distrust();
   }
+  /// Call this in place of `run_backward` and `compare_backward` if a plain backward would call hooks of the user once more.
+  void skip_backward() const {
+    warn_("the gradients of this step are not compared: hooks inside of the model would be called twice");
+  }
   /// Warns if plain steps differ from each other.
   /// @throws not_equal if the planned step differs from them
   void compare_backward(const ::torch::autograd::variable_list& gradients) {

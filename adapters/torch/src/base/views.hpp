@@ -28,6 +28,13 @@ inline at::Tensor bytes_over(const c10::Storage& s) {
   return at::empty({0}, at::TensorOptions(s.device()).dtype(at::kByte)).set_(s, 0, {static_cast<int64_t>(s.nbytes())}, {1});
 }
 
+/// Gives a storage memory of its own, with the same contents. Tensors over it do not notice.
+inline void move_to_own_memory(const c10::Storage& s) {
+  const auto there = bytes_over(s), own = at::empty_like(there);
+  own.copy_(there);
+  s.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
+}
+
 /// The tensor that view `v` describes in storage `s`, moved by `shift` bytes.
 /// @throws c10::Error if there is no element at that byte, or the storage is too small
 inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t shift = 0) {

@@ -26,6 +26,7 @@
 
 #include <remat/pytorch/capture.hpp>
 
+#include "../base/gradient_hooks.hpp"
 #include "../base/hooks.hpp"
 #include "../base/key.hpp"
 #include "dispatch.hpp"
@@ -234,13 +235,13 @@ graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::ve
   };
   for (const auto& o : outputs)
     if (o.requires_grad()) visit(::torch::autograd::impl::gradient_edge(o));
-  while (!stack.empty()) {
+  for (std::size_t met = 0; !stack.empty(); ++met) {
     auto* node = stack.back();
     stack.pop_back();
-    if (!node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() || !node->post_hooks().empty())
-      found.observer = "a hook on a tensor inside of the module (" + node->name() + ")";
-    if (!node->retains_grad_hooks().empty())
-      found.observer = "a tensor inside of the module that retains its gradient (" + node->name() + ")";
+    if (const bool before = has_hooks_before(*node), behind = has_hooks_behind(*node); before || behind) {
+      found.hooked.push_back(node);
+      found.hook_places.push_back(4 * met + 2 * before + behind);
+    }
     if (is_foreign(*node)) found.custom_nodes.push_back(node);
     for (const auto& edge : node->next_edges()) visit(edge);
   }

@@ -15,6 +15,7 @@
 #include <unordered_set>
 
 #include "../base/digest.hpp"
+#include "../base/gradient_hooks.hpp"
 #include "../program/operators.hpp"
 #include "follower_state.hpp"
 #include "observe.hpp"
@@ -210,6 +211,7 @@ std::vector<std::pair<std::string, std::size_t>> differing(const std::vector<obs
 namespace remat::pytorch {
 
 void about_to_read(const at::Tensor& t, bool may_write) {
+  gradient_hooks::about_to_read(t);
   if (auto* f = detail::follower::at_work()) return f->read(t, may_write);
   if (auto* step = detail::step_here(); step != nullptr) step->read(*detail::active_recorder, t, may_write);
 }

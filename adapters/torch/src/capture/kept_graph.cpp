@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "../base/gradient_hooks.hpp"
 #include "../base/hooks.hpp"
 #include "backward.hpp"
 #include "dispatch.hpp"
@@ -116,6 +117,7 @@ std::string kept_graph::differs(const candidate& step, const std::vector<at::Ten
   }
   const as_recorded hollow(*this);
   const without_hooks hooks(wanted);
+  const replaced_hooks calls(contents().hooked);
   const at::AutoGradMode no_graph(false);
   return differing_backward(step, hollow.tensors, std::move(grads), [&](std::vector<at::Tensor> all) {
     std::erase_if(all, [](const auto& g) { return !g.defined(); });
@@ -161,7 +163,10 @@ trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<
   {
     recorded_dispatch on(r);
     at::AutoGradMode grad_mode(true);
+    const auto graph = contents();
+    const replaced_hooks calls(graph.hooked);
     ends = record_backward(r, outputs_, f.results, parameters, inputs_, uses, true);
+    ends.hook_places = graph.hook_places;
   }
   at::autocast::clear_cache();
   ends.output_versions = f.output_versions;

@@ -19,7 +19,8 @@ namespace remat::pytorch::detail {
 
 /// What a forward's graph contains that a planned backward does not run by itself.
 struct graph_contents {
-  std::string observer;                                                   ///< code that observes gradients inside; empty: none
+  std::vector<::torch::autograd::Node*> hooked;                           ///< nodes with hooks, see `gradient_hooks`
+  std::vector<std::size_t> hook_places;                                   ///< where these are in the graph: equal in equal graphs
   std::vector<::torch::autograd::Node*> custom_nodes;                     ///< nodes that are not PyTorch's own
   std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< number of edges to the accumulator of a leaf, or to
                                                                           ///< the node that made an input

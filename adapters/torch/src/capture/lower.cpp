@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file
-/// Lowers recorded calls to storage versions and nodes.
+// Lowers recorded calls to storage versions and nodes.
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "../base/gradient_hooks.hpp"
 #include "../base/views.hpp"
 #include "../program/edit.hpp"
 #include "../program/fold.hpp"
@@ -203,7 +203,7 @@ class lowering {
       const auto s = o.view.value;
       if (!writable_in_place(s) && !written_outside.count(s)) add_once(outside_readers_[s], n);
     }
-    if (check) {
+    if (check || c.op.schema().name() == call_hooks_name) {
       program_.nodes[n].once = true;
       add_token(n);
     }
@@ -373,6 +373,7 @@ program lower(const trace& recorded) { return lowering(recorded).run(); }
 
 captured captured_from(const trace& recorded, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers) {
   auto lowered = lower(recorded);
+  if (!recorded.hook_places.empty() && !weights_disguised()) order_hooks(lowered);
   const auto on = device_of_step(lowered);
   lowered = folded(std::move(lowered), on);
   auto step = std::make_shared<const program>(in_place(packed(merged(std::move(lowered)))));

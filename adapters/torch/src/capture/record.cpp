@@ -12,6 +12,7 @@
 
 #include <remat/pytorch/device.hpp>
 
+#include "../base/gradient_hooks.hpp"
 #include "../base/hooks.hpp"
 #include "../base/reason.hpp"
 #include "../program/operators.hpp"
@@ -180,11 +181,12 @@ trace record_rest(recorder& r, std::vector<at::Tensor> returned, const std::vect
   if (effect_of != nullptr)
     for (auto* node : graph.custom_nodes)
       if (const auto what = effect_of(*node); !what.empty()) throw cannot_capture(what);
-  if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
+  const replaced_hooks calls(graph.hooked);
   trace_ends ends;
   try {
     ends = record_backward(r, std::exchange(outputs, {}), std::move(results), parameters, std::move(arguments), expected,
                            run != nullptr);
+    ends.hook_places = std::move(graph.hook_places);
   } catch (const cannot_capture&) {
     throw;
   } catch (const std::exception& e) {

@@ -96,8 +96,9 @@ struct trace_ends {
   std::vector<summed_gradient> parameter_sums, input_sums;
   std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without gradient are last
   std::vector<std::size_t> reached_edges,
-      input_edges;                          ///< edges from all outputs to each parameter of `reached`, and to each input
-  std::vector<std::size_t> output_tensors;  ///< number of the tensor, per output
+      input_edges;                            ///< edges from all outputs to each parameter of `reached`, and to each input
+  std::vector<std::size_t> output_tensors;    ///< number of the tensor, per output
+  std::vector<std::size_t> hook_places = {};  ///< see `graph_contents`
 };
 
 /// A recorded step: its calls, and the ends, which stay empty until the step has ended. Views and slots name storages of the

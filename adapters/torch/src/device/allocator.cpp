@@ -240,6 +240,9 @@ void planned_allocations::stop() {
   unplanned_blocks_.clear();  // results, which the executor moves to their places
   live_unplanned_ = 0;
 }
+outside_of_plan::outside_of_plan() : before_(std::exchange(of_thread.plan, nullptr)) {}
+outside_of_plan::~outside_of_plan() { of_thread.plan = before_; }
+
 std::optional<char*> planned_allocations::place(bytes_t bytes) {
   if (!off_plan_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
     const auto& b = blocks_[next_++];

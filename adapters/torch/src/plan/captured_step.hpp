@@ -66,6 +66,8 @@ struct captured_step {
   std::vector<std::size_t> input_of_summand;   ///< per further gradient of an input (a summand): the input
 
   std::shared_ptr<const detail::recorded_forward> forward;  ///< recorded path for following
+  std::vector<std::size_t> hook_places;                     ///< places of hooks in its graph, see `detail::graph_contents`
+  std::atomic<bool> hooks_known = false;                    ///< a step has run, and its hooks returned what the plan can read
   std::shared_ptr<const program> step;
   program_profile profiles;
   std::shared_ptr<const questions> asked;

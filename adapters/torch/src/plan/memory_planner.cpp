@@ -9,6 +9,7 @@
 
 #include <remat/core/evaluate.hpp>
 
+#include "../base/gradient_hooks.hpp"
 #include "../base/views.hpp"
 #include "../program/effects.hpp"
 
@@ -17,6 +18,8 @@ namespace {
 
 /// Why addresses cannot be fixed even with copies of the inputs; empty: they can.
 std::string reason_to_move(const program& p) {
+  if (std::any_of(p.nodes.begin(), p.nodes.end(), [](const auto& n) { return n.name == call_hooks_name; }))
+    return "hooks inside of the forward run on the host";
   const auto on = device_of_step(p);
   const auto named = [&](index_t k) {
     const auto& s = p.slots[k];

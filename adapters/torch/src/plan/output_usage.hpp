@@ -34,6 +34,7 @@ class output_usage {
   bool for_good = false;          ///< these calls will never be planned
   std::size_t plain = 0;          ///< calls that ran plain since the refusal
   std::size_t other_code = 0;     ///< backwards whose code differed from the recording
+  bool hooks_inside = false;      ///< there are steps with hooks inside of the forward
 
   std::vector<output_use> now() const {
     std::lock_guard lock(mutex_);

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "edit.hpp"
 
+#include <algorithm>
 #include <utility>
+
+#include "../base/gradient_hooks.hpp"
 
 namespace remat::pytorch {
 
@@ -75,6 +78,20 @@ void insert_behind(program& step, std::vector<std::vector<node>> added) {
   step.loss = moved[step.loss];
   for (auto* origin : {&step.after_forward, &step.after_backward})
     if (origin->node != none) origin->node = moved[origin->node];
+}
+
+void order_hooks(program& step) {
+  std::set<index_t> gradients;
+  for (auto v : step.parameter_grads) gradients.insert(step.views[v].value);
+  std::vector<index_t> complete;  // since the last call of hooks; these calls stay in order
+  for (auto i = step.loss; i < step.nodes.size(); ++i) {
+    auto& n = step.nodes[i];
+    if (n.name == call_hooks_name)
+      for (auto v : std::exchange(complete, {}))
+        if (std::find(n.inputs.begin(), n.inputs.end(), v) == n.inputs.end()) n.inputs.push_back(v);
+    for (auto v : n.outputs)
+      if (gradients.count(v) > 0) complete.push_back(v);
+  }
 }
 
 }  // namespace remat::pytorch

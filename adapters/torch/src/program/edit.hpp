@@ -21,4 +21,8 @@ program with_only(program step, const std::vector<bool>& wanted);
 /// @param added per node of the program: the nodes to insert behind it. They must not draw
 void insert_behind(program& step, std::vector<std::vector<node>> added);
 
+/// Makes hooks inside of the forward read the gradients of parameters that are complete there in eager mode. So a hook can look
+/// at them.
+void order_hooks(program& step);
+
 }  // namespace remat::pytorch

@@ -4,12 +4,14 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "../base/gradient_hooks.hpp"
 #include "edit.hpp"
 #include "effects.hpp"
 #include "operators.hpp"
@@ -35,6 +37,8 @@ class overwriting {
   }
 
   program run() {
+    for (auto& n : p_.nodes)
+      if (n.name == call_hooks_name) call_hooks_in_place(n);
     for (index_t i = 0; i < p_.nodes.size(); ++i)
       if (const auto o = overwritten(i)) join(i, *o);
     for (auto& v : p_.views) v.value = value(v.value);
@@ -55,6 +59,31 @@ class overwriting {
   bool fills_its_value(const byte_view& v) const {
     return v.offset == 0 && !v.conj && !v.neg &&
            c10::multiply_integers(v.sizes) * static_cast<bytes_t>(c10::elementSize(v.dtype)) == p_.values[v.value].bytes;
+  }
+
+  /// Lets hooks write over the gradients that they get, if nothing else reads these.
+  void call_hooks_in_place(node& n) {
+    auto& c = n.calls[0];
+    std::map<index_t, index_t> fresh;  // old version: new version
+    for (const auto& r : c.results) {
+      const auto o =
+          std::find_if(c.operands.begin(), c.operands.end(), [&](const auto& x) { return x.at == 0 && x.element == r.element; });
+      const auto &from = p_.views[o->view], &to = p_.views[r.view];
+      const auto maker = producer_[from.value];
+      if (maker == none || maker == p_.loss || readers_[from.value] != 1 || results_of_step_.count(from.value) ||
+          from.offset != 0 || from.conj || from.neg || from.strides != to.strides ||
+          p_.values[from.value].bytes != p_.values[to.value].bytes || !fresh.emplace(from.value, to.value).second)
+        return;
+    }
+    for (auto& o : c.operands) {
+      auto view = p_.views[o.view];
+      if (const auto found = fresh.find(view.value); found != fresh.end()) view.value = found->second;
+      p_.views.push_back(std::move(view));
+      o.view = static_cast<index_t>(p_.views.size() - 1);
+    }
+    n.overwrites.assign(fresh.begin(), fresh.end());
+    c.results.clear();
+    c.op = c10::Dispatcher::singleton().findSchemaOrThrow(call_hooks_in_place_name, "");
   }
 
   /// The operand that the call of node `i` may overwrite; among several, the operand that is made last.

@@ -82,12 +82,30 @@ void executor::leave_gradients_only() {
       kept.emplace_back(data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
   state_->memory->discard_except(std::move(kept));
 }
+std::vector<std::pair<std::size_t, at::Tensor>> executor::complete_gradients() {
+  auto& s = *state_;
+  const auto& p = s.step;
+  if (s.gradient_nodes.empty()) {
+    std::vector<index_t> producer(p.values.size(), none);
+    for (index_t n = 0; n < p.nodes.size(); ++n)
+      for (auto v : p.nodes[n].outputs) producer[v] = n;
+    for (auto g : p.parameter_grads) s.gradient_nodes.push_back(producer[p.views[g].value]);
+  }
+  std::vector<std::pair<std::size_t, at::Tensor>> complete;
+  for (std::size_t k = 0; k < s.gradient_nodes.size(); ++k) {
+    const auto& d = s.data;
+    if (s.gradient_nodes[k] == none || s.gradient_nodes[k] >= s.running) continue;
+    if (d.given_early[k] || d.gradient_sends[k] != none || d.copy_grad[k] || d.parameter_grads[k].buffer == none) continue;
+    complete.emplace_back(k, s.kept(d.parameter_grads[k], p.parameter_grads[k]));
+  }
+  return complete;
+}
 bool executor::owns(const at::Tensor& t) const { return state_->memory->holds(t.storage().data()); }
 void executor::move_out(const c10::Storage& storage) const {
   const c10::DeviceGuard guard(state_->on.which());
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below;
-  state::move_to_own_memory(storage);
+  move_to_own_memory(storage);
 }
 const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const std::shared_ptr<region>& executor::arena() const { return state_->memory; }

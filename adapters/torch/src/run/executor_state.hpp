@@ -179,7 +179,6 @@ struct executor::state {
   c10::Storage lend(const location& l);
   /// Moves memory of the arena that the caller still holds into memory of its own.
   void vacate();
-  static void move_to_own_memory(const c10::Storage& s);
 
   /// Lets outputs of one storage share a version counter, unless the storage is from outside.
   static void adopt_version_counter(const std::vector<at::Tensor>& outputs);
@@ -275,6 +274,8 @@ struct executor::state {
   std::optional<step_graphs> graphs;
   bool captured_moves = false;  ///< moves are part of the graphs
   std::vector<double> numbers;
+  index_t running = none;               ///< node whose calls run
+  std::vector<index_t> gradient_nodes;  ///< per parameter: the node that makes its gradient
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
   bool assumption_held = true;  ///< of the last forward

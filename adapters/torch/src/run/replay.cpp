@@ -126,6 +126,7 @@ void executor::state::compute(std::size_t i) {
   const auto& planned = data.steps[i];
   const auto& node = step.nodes[planned.node];
   auto& s = steps[i];
+  running = planned.node;
   if (graphs) graphs->at(node.name);
   if (captured_moves) make_moves(planned.moves);
   for (std::size_t k = 0; k < planned.copies.size(); ++k) {

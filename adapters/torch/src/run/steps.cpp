@@ -174,13 +174,6 @@ void executor::state::vacate() {
     if (const auto held = weak.lock(); held) move_to_own_memory(c10::Storage(held));
 }
 
-void executor::state::move_to_own_memory(const c10::Storage& s) {
-  const auto bytes = static_cast<bytes_t>(s.nbytes());
-  const auto own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(s.device()));
-  own.copy_(bytes_of(s, bytes));
-  s.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
-}
-
 void executor::state::adopt_version_counter(const std::vector<at::Tensor>& outputs) {
   const auto& last = outputs.back();
   for (std::size_t i = 0; i + 1 < outputs.size(); ++i)

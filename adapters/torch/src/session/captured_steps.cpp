@@ -126,6 +126,7 @@ std::shared_ptr<captured_step> session::state::step_for(const invocation& call, 
 
 void session::state::keep(const std::string& name, const std::shared_ptr<captured_step>& s) {
   s->last_used = ++clock_;
+  if (!s->hook_places.empty()) s->outputs->hooks_inside = true;
   captured_steps.emplace(name, s);
   while (captured_steps.size() > options.max_shapes) {
     const auto oldest = std::min_element(captured_steps.begin(), captured_steps.end(),
@@ -156,7 +157,8 @@ std::shared_ptr<captured_step> session::state::variant_of(const std::shared_ptr<
     s->summands->last_used = s->last_used;
     return s->summands;
   }
-  if (options.steps_on) return s;  // gradients go to the host
+  if (options.steps_on) return s;         // gradients go to the host
+  if (!s->hook_places.empty()) return s;  // it may leave the plan, so it writes no gradient before its end
   if (s->outputs->alone() && !memory.several_threads() && all_only_add(s->bound->trained))
     return variant(s->adding, accumulating, ", gradients accumulate");
   const auto leading = [&, edges = own != nullptr && s->outputs->gradients_leave()
@@ -287,6 +289,7 @@ std::shared_ptr<captured_step> session::state::step_from(const std::shared_ptr<c
   s->plain_peak = detail::plain_peak(*recorded);
   if (options.steps_on) mark_homes(*s, captured);
   s->forward = std::move(forward);
+  s->hook_places = recorded->hook_places;
   if (options.follow && !s->forward) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
   const auto place = places_in_queue(std::set(s->step->parameters.begin(), s->step->parameters.end()).size());
   for (std::size_t i = 0; i < captured.reached.size(); ++i) {

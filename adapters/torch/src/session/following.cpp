@@ -163,8 +163,10 @@ void session::state::note_unplanned(const runner& r) {
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<captured_step>& s,
                                const std::shared_ptr<output_usage>& outputs, std::size_t ahead) {
+  const bool same_hooks = !outputs->hooks_inside || s->hook_places == b.graph->contents().hook_places;
   const auto kind = [&](const auto& u) {
-    return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get(), s->bound->of), 0, b.graph.get());
+    const bool same = u == s->uses && same_hooks;
+    return variant_of(same ? s : same_step(call, b.inputs, *s, u, b.graph.get(), s->bound->of), 0, b.graph.get());
   };
   try {
     b.r = expected(kind, b.inputs, outputs, s->uses);
@@ -217,8 +219,9 @@ session::state::begun_step session::state::record_step(
   s->uses = uses;
   auto paths = followable(*outputs, uses);
   std::erase_if(paths, [&](const auto& known) {
-    if (known->uses == uses && same_forward(*known, *s)) drop(known);
-    return known->uses != uses || same_forward(*known, *s);
+    const bool same = same_forward(*known, *s);
+    if (known->uses == uses && known->hook_places == s->hook_places && same) drop(known);
+    return known->uses != uses || same;
   });
   if (paths.size() >= most_paths) drop(paths.back());  // not met for the longest time
   keep("followed " + std::to_string(++recorded_), s);

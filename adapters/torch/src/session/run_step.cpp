@@ -12,6 +12,7 @@
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/executor.hpp>
 
+#include "../autograd/hooked_step.hpp"
 #include "../autograd/output_node.hpp"
 #include "../autograd/second_run.hpp"
 #include "../autograd/step_node.hpp"
@@ -83,8 +84,9 @@ std::shared_ptr<captured_step> session::state::same_step(const invocation& call,
                                                          const detail::kept_graph* graph,
                                                          const std::shared_ptr<const module_tensors>& of,
                                                          const std::vector<at::Tensor>& leaves) {
+  const auto hook_places = graph != nullptr ? graph->contents().hook_places : first.hook_places;
   for (const auto& s : followable(*first.outputs, uses)) {
-    if (s->uses != uses || !same_forward(*s, first)) continue;
+    if (s->uses != uses || s->hook_places != hook_places || !same_forward(*s, first)) continue;
     bind(*s, of);
     const auto differs = [&] {
       const auto there = disguise(*of);

@@ -186,6 +186,12 @@ class executor {
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {},
                      const taker& take = {});
 
+  /// Call this within a kernel of a backward.
+  /// @return {position in `program::parameters`, gradient}: gradients that nodes before the running one have made, and that
+  ///         `backward` will return
+  /// Complexity: O(parameters).
+  std::vector<std::pair<std::size_t, at::Tensor>> complete_gradients();
+
   /// Replaces the tensors of the module.
   /// @throws broken_contract while a step is in flight, or if the tensors belong to another program
   void use(const bindings& tensors);

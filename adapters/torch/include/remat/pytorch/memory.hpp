@@ -160,6 +160,18 @@ class planned_allocations : public placement {
   std::atomic<std::size_t> unplanned_allocations_ = 0;         ///< atomic, as other threads read it
 };
 
+/// While it lives, allocations of this thread follow no plan: code of the caller runs inside of a planned step.
+class outside_of_plan {
+ public:
+  outside_of_plan();
+  ~outside_of_plan();
+  outside_of_plan(const outside_of_plan&) = delete;
+  outside_of_plan& operator=(const outside_of_plan&) = delete;
+
+ private:
+  planned_allocations* before_;
+};
+
 /// State of the default generator of the host.
 struct generator_state {
   at::mt19937 engine;
