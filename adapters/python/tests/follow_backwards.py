@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import remat
-from following import Net, STATES, Test, backward
+from following import Net, STATES, Shows, Test, backward
 
 
 class Backward(Test):
@@ -152,16 +152,6 @@ class Backward(Test):
             loss.backward()
 
     def test_hooks_and_retained_gradients_inside(self):
-        class Shows(Net):
-            def begin(self):
-                self.see = None
-
-            def act(self, h):
-                y = h.tanh()
-                if self.see is not None:
-                    self.see(y)
-                return y
-
         def hook(model, x, k):
             seen = []
             model.see = (lambda h: h.register_hook(lambda g: (seen.append(g.clone()), g * 2)[1])) if k > 1 else None

@@ -12,30 +12,22 @@ import torch
 from torch import nn
 
 import remat
-from following import Net, Test, backward, same
+from following import Net, Shows, Test, backward, same
 
 
-class Shows(Net):
-    """Calls `see` with an inner tensor."""
-
-    def begin(self):
-        self.see = None
-
-    def act(self, h):
-        y = h.tanh()
-        if self.see is not None:
-            self.see(y)
-        return y
-
-
-def with_hook(hook):
+def with_hook(hook, run=backward):
     """A step whose forward puts `hook` on an inner tensor. `hook` gets a gradient, and a list of results of the step."""
     def step(model, x, k):
         seen = []
         model.see = lambda h: h.register_hook(lambda g: hook(g, seen))
-        backward(model, x, k)
+        run(model, x, k)
         return seen
     return step
+
+
+def keep_and_halve(g, seen):
+    seen.append(g)
+    return g * 0.5
 
 
 def second_order(g, seen):
@@ -44,7 +36,6 @@ def second_order(g, seen):
         seen.append(torch.autograd.grad((z ** 3).sum(), z)[0])
 
 
-#: per hook: the function
 HOOKS = {
     "looks": lambda g, seen: seen.append(torch.tensor(g.norm().item())),
     "keeps": lambda g, seen: seen.append(g),
@@ -233,15 +224,12 @@ class Hooks(Test):
         self.check(Shows, step, plans=None)
 
     def test_a_second_backward(self):
-        def step(model, x, k):
-            seen = []
-            model.see = lambda h: h.register_hook(lambda g: seen.append(g) or g * 0.5)
+        def twice(model, x, k):
             y = model(x).square()
             y.mean().backward(retain_graph=True)
             y.sum().backward()
-            return seen
 
-        self.check(Shows, step, plans=None)
+        self.check(Shows, with_hook(keep_and_halve, twice), plans=None)
 
     def test_an_error_in_a_hook(self):
         def step(model, x, k):
@@ -308,25 +296,19 @@ class Hooks(Test):
         self.check(Shows, leaves, plans=None)
 
     def test_micro_batches(self):
-        def step(model, x, k):
-            seen = []
-            model.see = lambda h: h.register_hook(lambda g: seen.append(g) or g * 0.5)
+        def batches(model, x, k):
             for part in x.chunk(2):
                 backward(model, part, k)
-            return seen
 
-        self.planned(Shows, step)
+        self.planned(Shows, with_hook(keep_and_halve, batches))
 
     def test_casts(self):
-        def step(model, x, k):
-            seen = []
-            model.see = lambda h: h.register_hook(lambda g: seen.append(g) or g * 0.5)
+        def cast(model, x, k):
             with torch.autocast(x.device.type, dtype=torch.bfloat16):
                 loss = model(x).square().mean()
             loss.backward()
-            return seen
 
-        self.planned(Shows, step)
+        self.planned(Shows, with_hook(keep_and_halve, cast))
 
     def test_loss_inside(self):
         """The loss is inside of the model, some outputs are not used, and a tensor of the model's state retains its gradient."""
@@ -367,7 +349,7 @@ class Hooks(Test):
         def trained(wrap):
             torch.manual_seed(0)
             first, second, seen = Shows(), Shows(), []
-            second.see = lambda h: h.register_hook(lambda g: seen.append(g) or g * 0.5)
+            second.see = lambda h: h.register_hook(lambda g: keep_and_halve(g, seen))
 
             def train_second(g):
                 with torch.enable_grad():
@@ -396,15 +378,10 @@ class Hooks(Test):
 
     def test_no_leak(self):
         """Hooks, and what they hold, die with the step."""
-        class Told:
-            def __call__(self, g):
-                pass
-
-        told = []
-        model = Shows()
+        told, model = [], Shows()
 
         def see(h):
-            hook = Told()
+            hook = functools.partial(lambda g: None)
             told.append(weakref.ref(hook))
             h.register_hook(hook)
         model.see = see
