@@ -77,6 +77,7 @@ std::vector<at::Tensor> call_hooks(at::TensorList gradients, at::TensorList seen
   call_hooks_(results, seen, place, sizes, positions, seen_at);
   return results;
 }
+
 /// Calls the operator through the dispatcher, as a kernel of the backward.
 variable_list call_operator(std::size_t place, const variable_list& gradients, const variable_list& seen) {
   using function =

@@ -80,7 +80,6 @@ class gradient_hooks {
   gradient_hooks(const std::vector<::torch::autograd::Node*>& nodes, bool keep) : keeps_(keep) {
     for (auto* n : nodes) nodes_.push_back(n->getptr());
   }
-  bool keeps_results() const { return keeps_; }
 
   /// From now on, and while this object lives, the nodes do not call the hooks again that the operator has called. They get the
   /// results of then.
