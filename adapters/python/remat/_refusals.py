@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, Iterator
+
 import torch
 
 from ._errors import Refused
@@ -19,12 +22,30 @@ def refuse_unplanned(inputs: list[torch.Tensor]) -> None:
         raise Refused("anomaly detection is on")
     if torch.autograd.forward_ad._current_level >= 0:
         raise Refused("forward-mode AD is on")
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        raise Refused("hooks around the call take the tensors that the backward needs (a checkpoint, save_on_cpu)",
-                      advice="leave them out around a wrapped module: the planner decides what is kept")
+    with without_save_on_cpu():
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            raise Refused("hooks around the call take the tensors that the backward needs (a checkpoint)",
+                          advice="leave them out around a wrapped module: the planner decides what is kept")
     if torch._C._len_torch_dispatch_stack() > 0:
         raise Refused("a dispatch mode is active")
     refuse_transforms()
+
+
+def without_save_on_cpu() -> contextlib.AbstractContextManager[Any]:
+    """A context in which a `save_on_cpu` around it has no effect. What a planned step keeps, and where, is decided by its plan."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if hooks is None or getattr(hooks[0], "__code__", None) not in torch.autograd.graph.save_on_cpu.__init__.__code__.co_consts:
+        return contextlib.nullcontext()
+    return _without_hooks(hooks)
+
+
+@contextlib.contextmanager
+def _without_hooks(hooks: tuple[Any, Any]) -> Iterator[None]:
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def refuse_transforms() -> None:

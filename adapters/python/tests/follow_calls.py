@@ -54,14 +54,39 @@ class Checkpoints(Test):
 
         def on_host(model, x, k):
             with torch.autograd.graph.save_on_cpu():
-                y = model(x)
-            y.square().mean().backward()
+                step(model, x, k)
 
         for act in (step, on_host):
             with self.subTest(act.__name__), self.assertLogs("remat", logging.WARNING) as seen:
                 self.check(Net, act, plans=False)
             self.assertEqual(len(seen.output), 1)
 
+    def test_inside_of_save_on_cpu(self):
+        """The plan decides what a step keeps. Steps without a plan save their tensors on the host."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks
+        seen = []
+
+        class Sees(Net):
+            def act(self, h):
+                seen.append(hooks(False) is not None)
+                return h.tanh()
+
+        def step(model, x, k):
+            with torch.autograd.graph.save_on_cpu(pin_memory=k == 2):
+                y = model(x)
+                self.assertIsNotNone(hooks(False))
+                y.square().mean().backward()
+
+        for follow in (True, False):
+            with self.subTest(follow=follow), self.assertNoLogs("remat", logging.WARNING):
+                model = self.check(Sees, step, follow=follow)
+            self.assertFalse(seen[-1])
+            with remat.of(model).paused():
+                step(model, torch.randn(32, 16), 0)
+            self.assertTrue(seen[-1])
+        with self.assertRaises(RuntimeError), torch.autograd.graph.save_on_cpu():
+            model(torch.randn(32, 3))
+        self.assertIsNone(hooks(False))
 
     def test_warnings(self):
         """Eager mode runs a reentrant part without gradients, so the inputs of parts inside need none."""
