@@ -23,8 +23,7 @@ inline std::vector<at::Tensor> step_node::showing(const runner& r, const std::ve
   const auto place = places_of(r, bound_->trained);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& p = bound_->trained[place[i]];
-    const auto own = inside.edges.find(next_edge(edges_.first()[place[i]]).function.get());
-    const auto others = own == inside.edges.end() ? 0 : own->second;
+    const auto others = inside.edges_to(*next_edge(edges_.first()[place[i]]).function);
     if (is_reached(r.kind->step->parameter_sources[i], given) && edges_.is_alone(place[i], others) && has_no_hooks(p))
       parameters[i] = p;
   }
@@ -40,7 +39,7 @@ inline void note_nodes(const program& step, const std::vector<::torch::autograd:
   for (const auto& n : step.nodes)
     if (n.name == call_hooks_name)
       const_cast<std::unordered_set<::torch::autograd::Node*>*>(run)->insert(
-          hooked.at(static_cast<std::size_t>(n.calls[0].arguments[place].toInt()) / 2));
+          hooked.at(hook_place::of(n.calls[0].arguments[place].toInt()).node));
 }
 
 inline ::torch::autograd::variable_list step_node::with_hooks(std::shared_ptr<runner> r, const std::vector<at::Tensor>& given,

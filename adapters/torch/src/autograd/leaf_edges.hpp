@@ -43,10 +43,9 @@ class leaf_edges {
   bool meet_others(const detail::graph_contents& inside) const {
     for (std::size_t l = 0; l + 1 < first_.size(); ++l) {
       if (first_[l + 1] - first_[l] < 2) continue;
-      const auto* node = node_.next_edge(first_[l]).function.get();
-      const auto own = inside.edges.find(node);
-      const bool held = dynamic_cast<const ::torch::autograd::AccumulateGrad*>(node) == nullptr;  // the input holds it
-      if (!is_alone(l, (own == inside.edges.end() ? 0 : own->second) + held)) return true;
+      const auto& node = *node_.next_edge(first_[l]).function;
+      const bool held = dynamic_cast<const ::torch::autograd::AccumulateGrad*>(&node) == nullptr;  // the input holds it
+      if (!is_alone(l, inside.edges_to(node) + held)) return true;
     }
     return false;
   }

@@ -155,7 +155,7 @@ class step_node final : public ::torch::autograd::Node {
     if (does && !possible && !inside.custom_nodes.empty()) {
       const auto differs = [&] {
         const auto there = replan_.disguise ? replan_.disguise(false) : nullptr;
-        return replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves());
+        return replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, inside.hooked, leaves());
       };
       if (const auto why = differs(); !why.empty()) {
         runner_ = std::move(r);

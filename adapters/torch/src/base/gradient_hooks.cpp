@@ -64,7 +64,7 @@ const char* differs(const at::Tensor& now, const at::Tensor& planned) {
 void call_hooks_(at::TensorList gradients, at::TensorList seen, int64_t place, at::IntArrayRef sizes, at::IntArrayRef positions,
                  at::IntArrayRef seen_at) {
   if (hooks_of_thread != nullptr && !hooks_of_thread->calling())
-    hooks_of_thread->call(static_cast<std::size_t>(place), gradients, seen, sizes, positions, seen_at);
+    hooks_of_thread->call(hook_place::of(place), gradients, seen, sizes, positions, seen_at);
 }
 /// Kernel of `remat::call_hooks`: the same, with new tensors for the results.
 std::vector<at::Tensor> call_hooks(at::TensorList gradients, at::TensorList seen, int64_t place, at::IntArrayRef sizes,
@@ -79,30 +79,29 @@ std::vector<at::Tensor> call_hooks(at::TensorList gradients, at::TensorList seen
 }
 
 /// Calls the operator through the dispatcher, as a kernel of the backward.
-variable_list call_operator(std::size_t place, const variable_list& gradients, const variable_list& seen) {
+variable_list call_operator(hook_place place, const variable_list& gradients, const variable_list& seen) {
   using function =
       std::vector<at::Tensor>(at::TensorList, at::TensorList, int64_t, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(call_hooks_name, "").typed<function>();
   const defined_gradients some(gradients), before(seen);
   if (some.gradients.empty()) return gradients;
   const std::vector<int64_t> sizes{static_cast<int64_t>(gradients.size()), static_cast<int64_t>(seen.size())};
-  const auto results =
-      op.call(some.gradients, before.gradients, static_cast<int64_t>(place), sizes, some.positions, before.positions);
+  const auto results = op.call(some.gradients, before.gradients, place.number(), sizes, some.positions, before.positions);
   return spread(gradients.size(), results, some.positions);
 }
 
 /// Calls the operator in place of the hooks of a place.
 struct call_before final : ::torch::autograd::FunctionPreHook {
-  explicit call_before(std::size_t p) : place(p) {}
+  explicit call_before(hook_place p) : place(p) {}
   variable_list operator()(const variable_list& gradients) override { return call_operator(place, gradients, {}); }
-  std::size_t place;
+  hook_place place;
 };
 struct call_behind final : ::torch::autograd::FunctionPostHook {
-  explicit call_behind(std::size_t p) : place(p) {}
+  explicit call_behind(hook_place p) : place(p) {}
   variable_list operator()(const variable_list& gradients, const variable_list& seen) override {
     return call_operator(place, gradients, seen);
   }
-  std::size_t place;
+  hook_place place;
 };
 
 /// Gives the results of hooks that have been called.
@@ -137,8 +136,8 @@ void replaced_hooks::swap(hooks_before& h) {
 
 replaced_hooks::replaced_hooks(const std::vector<::torch::autograd::Node*>& nodes) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    if (has_hooks_before(*nodes[i])) before(*nodes[i], std::make_unique<call_before>(2 * i));
-    if (has_hooks_behind(*nodes[i])) behind(*nodes[i], std::make_unique<call_behind>(2 * i + 1));
+    if (has_hooks_before(*nodes[i])) before(*nodes[i], std::make_unique<call_before>(hook_place{i, false}));
+    if (has_hooks_behind(*nodes[i])) behind(*nodes[i], std::make_unique<call_behind>(hook_place{i, true}));
   }
 }
 
@@ -159,12 +158,12 @@ void replaced_hooks::behind(::torch::autograd::Node& node, std::unique_ptr<::tor
   swap(h);
 }
 
-variable_list gradient_hooks::call(std::size_t place, const variable_list& given, const variable_list& seen) {
-  auto& node = *nodes_.at(place / 2);
+variable_list gradient_hooks::call(hook_place place, const variable_list& given, const variable_list& seen) {
+  auto& node = *nodes_.at(place.node);
   std::vector<int64_t> versions;
   for (const auto& g : given) versions.push_back(g.defined() ? g._version() : 0);
   auto gradients = given;
-  if (place % 2 == 0) {  // in the order of autograd. A hook may add hooks
+  if (!place.behind) {  // in the order of autograd. A hook may add hooks
     for (std::size_t i = 0; i < node.tensor_pre_hooks().size(); ++i) gradients = (*node.tensor_pre_hooks()[i])(gradients);
     for (const auto& [output, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
     for (std::size_t i = 0; i < node.pre_hooks().size(); ++i) gradients = (*node.pre_hooks()[i])(gradients);
@@ -184,8 +183,8 @@ variable_list gradient_hooks::call(std::size_t place, const variable_list& given
 
 void gradient_hooks::give_results() {
   for (const auto& [place, known] : called_) {
-    auto& node = *nodes_[place / 2];
-    if (place % 2 == 0)
+    auto& node = *nodes_[place.node];
+    if (!place.behind)
       replaced_.before(node, std::make_unique<known_results>(known));
     else
       replaced_.behind(node, std::make_unique<known_results>(known));
@@ -199,7 +198,7 @@ gradient_hooks::active::active(gradient_hooks& hooks, std::function<void()> befo
       outer_(std::exchange(hooks_of_thread, this)) {}
 gradient_hooks::active::~active() { hooks_of_thread = outer_; }
 
-void gradient_hooks::active::call(std::size_t place, at::TensorList gradients, at::TensorList seen, at::IntArrayRef sizes,
+void gradient_hooks::active::call(hook_place place, at::TensorList gradients, at::TensorList seen, at::IntArrayRef sizes,
                                   at::IntArrayRef positions, at::IntArrayRef seen_at) {
   const outside_of_plan memory_of_the_caller;
   before_();

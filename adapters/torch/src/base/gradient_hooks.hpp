@@ -2,9 +2,9 @@
 /// @file
 /// Hooks on gradients inside of a forward, as calls of an operator. Private to the adapter.
 ///
-/// A planned backward runs no nodes, but it calls their hooks. A node has two places for hooks: before it runs (an even number)
-/// and behind it (odd). The backward is recorded with a call of the operator `remat::call_hooks` at each place that has hooks.
-/// The operator takes the gradients there, and its results replace them. While a plan runs, it calls the hooks of this step.
+/// A planned backward runs no nodes, but it calls their hooks. A node has two places for hooks, see `hook_place`. The backward is
+/// recorded with a call of the operator `remat::call_hooks` at each place that has hooks. The operator takes the gradients there,
+/// and its results replace them. While a plan runs, it calls the hooks of this step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/node.h>
 
+#include <compare>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,6 +35,17 @@ struct other_gradient : error {
 inline constexpr const char* call_hooks_name = "remat::call_hooks";
 /// Name of the operator that writes the results over the gradients.
 inline constexpr const char* call_hooks_in_place_name = "remat::call_hooks_";
+
+/// A place for hooks.
+struct hook_place {
+  std::size_t node;  ///< position among the nodes with hooks, in the order of the recording
+  bool behind;       ///< behind the node; else before it runs
+
+  /// The argument of the operator that stands for this place.
+  int64_t number() const { return static_cast<int64_t>(2 * node + behind); }
+  static hook_place of(int64_t number) { return {static_cast<std::size_t>(number / 2), number % 2 != 0}; }
+  friend auto operator<=>(const hook_place&, const hook_place&) = default;
+};
 
 /// True if hooks are called before the node runs.
 inline bool has_hooks_before(::torch::autograd::Node& n) {
@@ -101,7 +114,7 @@ class gradient_hooks {
     bool calling() const { return calling_; }
     /// Calls the hooks of a place. Parameters are those of the operator. A gradient that a hook keeps moves to memory of its own.
     /// @throws other_gradient, and what the hooks throw
-    void call(std::size_t place, at::TensorList gradients, at::TensorList seen, at::IntArrayRef sizes, at::IntArrayRef positions,
+    void call(hook_place place, at::TensorList gradients, at::TensorList seen, at::IntArrayRef sizes, at::IntArrayRef positions,
               at::IntArrayRef seen_at);
 
    private:
@@ -118,11 +131,11 @@ class gradient_hooks {
 
  private:
   using variable_list = ::torch::autograd::variable_list;
-  variable_list call(std::size_t place, const variable_list& given, const variable_list& seen);
+  variable_list call(hook_place place, const variable_list& given, const variable_list& seen);
 
   std::vector<c10::intrusive_ptr<::torch::autograd::Node>> nodes_;
   bool keeps_;
-  std::map<std::size_t, std::vector<std::optional<at::Tensor>>> called_;  ///< results by place; nothing: not changed
+  std::map<hook_place, std::vector<std::optional<at::Tensor>>> called_;  ///< results by place; nothing: not changed
   replaced_hooks replaced_;
 };
 

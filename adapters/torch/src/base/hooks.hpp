@@ -99,15 +99,15 @@ class without_hooks {
       const auto& maker = t.grad_fn();
       if (!maker) continue;
       auto& [pre_hooks, kept] = of_nodes_[maker];
-      if (auto& now = as_node::hooks_of(*maker); !now.empty()) pre_hooks = std::exchange(now, {});
-      if (auto& now = as_node::retained_by(*maker); !now.empty()) kept = std::exchange(now, {});
+      if (auto& now = maker->tensor_pre_hooks(); !now.empty()) pre_hooks = std::exchange(now, {});
+      if (auto& now = maker->retains_grad_hooks(); !now.empty()) kept = std::exchange(now, {});
     }
   }
   ~without_hooks() {
     for (auto& [meta, hooks] : hidden_) meta->hooks_ = std::move(hooks);
     for (auto& [node, hooks] : of_nodes_) {
-      as_node::hooks_of(*node) = std::move(hooks.first);
-      as_node::retained_by(*node) = std::move(hooks.second);
+      node->tensor_pre_hooks() = std::move(hooks.first);
+      node->retains_grad_hooks() = std::move(hooks.second);
     }
   }
   without_hooks(const without_hooks&) = delete;
@@ -116,10 +116,6 @@ class without_hooks {
  private:
   using hook_list = std::vector<std::unique_ptr<::torch::autograd::FunctionPreHook>>;
   using hook_map = std::unordered_map<std::size_t, std::unique_ptr<::torch::autograd::FunctionPreHook>>;
-  struct as_node : ::torch::autograd::Node {
-    static hook_list& hooks_of(Node& n) { return n.*(&as_node::tensor_pre_hooks_); }
-    static hook_map& retained_by(Node& n) { return n.*(&as_node::retains_grad_hooks_); }
-  };
   std::vector<std::pair<::torch::autograd::AutogradMeta*, hook_list>> hidden_;
   std::map<c10::intrusive_ptr<::torch::autograd::Node>, std::pair<hook_list, hook_map>> of_nodes_;
 };

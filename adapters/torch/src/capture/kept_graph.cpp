@@ -102,7 +102,8 @@ bool kept_graph::feeds_other_outputs(std::size_t output) const {
   return leads_to(others, inputs_, edge_of(output).function.get());
 }
 
-std::string kept_graph::differs(const candidate& step, const std::vector<at::Tensor>& wanted) const {
+std::string kept_graph::differs(const candidate& step, const std::vector<::torch::autograd::Node*>& hooked,
+                                const std::vector<at::Tensor>& wanted) const {
   const as_in_forward leaves(wanted);
   const auto& t = *step.forward->recorded;
   const c10::DeviceGuard guard(t.device);
@@ -117,7 +118,7 @@ std::string kept_graph::differs(const candidate& step, const std::vector<at::Ten
   }
   const as_recorded hollow(*this);
   const without_hooks hooks(wanted);
-  const replaced_hooks calls(contents().hooked);
+  const replaced_hooks calls(hooked);
   const at::AutoGradMode no_graph(false);
   return differing_backward(step, hollow.tensors, std::move(grads), [&](std::vector<at::Tensor> all) {
     std::erase_if(all, [](const auto& g) { return !g.defined(); });

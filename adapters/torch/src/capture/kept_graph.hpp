@@ -24,6 +24,11 @@ struct graph_contents {
   std::vector<::torch::autograd::Node*> custom_nodes;                     ///< nodes that are not PyTorch's own
   std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< number of edges to the accumulator of a leaf, or to
                                                                           ///< the node that made an input
+
+  std::size_t edges_to(const ::torch::autograd::Node& n) const {
+    const auto found = edges.find(&n);
+    return found == edges.end() ? 0 : found->second;
+  }
 };
 
 /// During the lifetime of this object, leaves require gradients as in the forward. The training loop may have frozen some since.
@@ -69,9 +74,11 @@ class kept_graph {
   ::torch::autograd::Edge edge_of(std::size_t output) const;
   /// Runs custom code of the backward on hollow tensors, and compares the calls with a plan. The graph stays.
   /// @param step   the step whose backward is planned
+  /// @param hooked of `contents`
   /// @param wanted as for `gradients`
   /// @return how the backward differs from the plan; empty: not at all
-  std::string differs(const candidate& step, const std::vector<at::Tensor>& wanted) const;
+  std::string differs(const candidate& step, const std::vector<::torch::autograd::Node*>& hooked,
+                      const std::vector<at::Tensor>& wanted) const;
   /// Gives all tensors their data, with the memory of a plain step. Tensors that the forward writes must be as before the
   /// forward.
   void fill();

@@ -84,13 +84,14 @@ std::shared_ptr<captured_step> session::state::same_step(const invocation& call,
                                                          const detail::kept_graph* graph,
                                                          const std::shared_ptr<const module_tensors>& of,
                                                          const std::vector<at::Tensor>& leaves) {
-  const auto hook_places = graph != nullptr ? graph->contents().hook_places : first.hook_places;
+  const auto inside = graph != nullptr ? graph->contents() : detail::graph_contents();
+  const auto& hook_places = graph != nullptr ? inside.hook_places : first.hook_places;
   for (const auto& s : followable(*first.outputs, uses)) {
     if (s->uses != uses || s->hook_places != hook_places || !same_forward(*s, first)) continue;
     bind(*s, of);
     const auto differs = [&] {
       const auto there = disguise(*of);
-      return !graph->differs({s->forward, {s->bound, &s->bound->slots}}, leaves).empty();
+      return !graph->differs({s->forward, {s->bound, &s->bound->slots}}, inside.hooked, leaves).empty();
     };
     if (leaves.empty() || !differs()) return s;
     drop(s);
