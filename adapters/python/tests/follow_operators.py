@@ -98,7 +98,47 @@ class NestedProduct(Net):
         return h + sum(product.mean() for product in (parts @ parts.transpose(1, 2)).unbind())
 
 
+def by_rows(h):
+    return torch.vmap(lambda row: (row * row.sum()).sin())(h)
+
+
+def by_gradients(h):
+    return h + torch.func.grad(lambda t: t.sin().square().sum())(h)
+
+
+def by_directions(h):
+    return h + torch.func.jvp(torch.sin, (h,), (h.cos(),))[1]
+
+
+def by_jacobians(h):
+    return h + torch.vmap(torch.func.jacrev(lambda row: row.sin().square().sum()))(h)
+
+
+def by_other_draws(h):
+    return torch.vmap(lambda row: nn.functional.dropout(row, 0.3), randomness="different")(h)
+
+
+class GradientPerSample(Net):
+    def act(self, h):
+        def loss(weights, row):
+            return torch.func.functional_call(self.last, weights, (row,)).square().sum()
+
+        found = torch.vmap(torch.func.grad(loss), (None, 0))(dict(self.last.named_parameters()), h)
+        return h + found["weight"].sum(1).tanh()
+
+
 class Operators(Test):
+    def test_transforms_inside(self):
+        for transformed in (by_rows, by_gradients, by_directions, by_jacobians, by_other_draws):
+            class Transforms(Net):
+                def act(self, h):
+                    return transformed(h)
+
+            with self.subTest(transformed.__name__), self.assertNoLogs("remat", logging.WARNING):
+                self.check(Transforms)
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(GradientPerSample)
+
     def test_nested_tensors(self):
         self.check(NestedProduct, plans=False)
 

@@ -204,8 +204,12 @@ class Refusals(unittest.TestCase):
             with self.assertRaises(remat.Refused) if choice == "error" else contextlib.nullcontext():
                 m(x[:9]).sum().backward()
             m(x).sum().backward()
+
+    @unittest.skipIf(emulated.is_emulated, "no sparse tensors there")
+    def test_new_shapes_that_are_never_planned(self):
+        for choice in ("plain", "error"):
             m = remat.wrap(_Sparse(), on_new_shape=choice)
-            for k in (4, 8, 4):  # never planned
+            for k in (4, 8, 4):
                 self.assertEqual(m(torch.randn(k, 4)).shape, (k, 4))
 
     def test_hooks_inside_are_told(self):
