@@ -12,7 +12,7 @@ import torch
 
 from . import _patches, _snapshot, _torch, _tree
 from ._errors import Error, Refused
-from ._refusals import refuse_parts, refuse_unplanned
+from ._refusals import refuse_parts, refuse_unplanned, without_save_on_cpu
 from ._snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Step:
         if self._again or self.undoable or (self._strict and _torch.capturing()):
             self._before = Snapshot(model)
         try:
-            with _patches.recomputed():
+            with _patches.recomputed(), without_save_on_cpu():
                 self._result = plain(*args, **kwargs)
         except BaseException as e:
             self.where, self.raised = line_of(e), True
@@ -97,7 +97,7 @@ class Step:
         try:
             self.undo()
             args, kwargs = _tree.unflatten(self._form, iter(tensors))
-            with _patches.for_some_gradients():
+            with _patches.for_some_gradients(), without_save_on_cpu():
                 return _tree.tensors_in(self._source.plain(self._planned_by)(*args, **kwargs))
         except BaseException as e:
             self.where = line_of(e)
@@ -124,6 +124,7 @@ def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, att
     The function raises Changed if a capture changes attributes of the model, and Refused for other effects that no plan has.
     """
 
+    @without_save_on_cpu()
     def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         model = source.model()
         args, kwargs = _tree.unflatten(form, iter(tensors))

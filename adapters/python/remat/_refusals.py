@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Iterator
 
 import torch
 
@@ -31,21 +31,18 @@ def refuse_unplanned(inputs: list[torch.Tensor]) -> None:
     refuse_transforms()
 
 
-def without_save_on_cpu() -> contextlib.AbstractContextManager[Any]:
-    """A context in which a `save_on_cpu` around it has no effect. What a planned step keeps, and where, is decided by its plan."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if hooks is None or getattr(hooks[0], "__code__", None) not in torch.autograd.graph.save_on_cpu.__init__.__code__.co_consts:
-        return contextlib.nullcontext()
-    return _without_hooks(hooks)
-
-
 @contextlib.contextmanager
-def _without_hooks(hooks: tuple[Any, Any]) -> Iterator[None]:
-    torch._C._autograd._pop_saved_tensors_default_hooks()
+def without_save_on_cpu() -> Iterator[None]:
+    """A context in which a `save_on_cpu` around it has no effect: the plan decides what a step keeps, and where."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    around = hooks is not None and getattr(hooks[0], "__code__", None) in torch.autograd.graph.save_on_cpu.__init__.__code__.co_consts
+    if around:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+        if around:
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def refuse_transforms() -> None:

@@ -22,7 +22,7 @@ from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
 from ._planned_model import Source
-from ._refusals import refuse_parts, refuse_transforms, refuse_unplanned, without_save_on_cpu
+from ._refusals import refuse_parts, refuse_transforms, refuse_unplanned
 from ._report import Plan, Report
 from ._snapshot import Snapshot
 from ._sources import sources
@@ -160,8 +160,7 @@ class Session:
         if self._is_due(kind):
             step.undoable = kind not in self._planned
             try:
-                with without_save_on_cpu():
-                    self._native.forward(step, step.text, step.inputs, None)
+                self._native.forward(step, step.text, step.inputs, None)
                 del self._plain_calls[kind]
                 self._planned.add(kind)
                 return step.take()
@@ -205,7 +204,7 @@ class Session:
         for _ in range(2):
             attempt.raised = None
             try:
-                with without_anomalies(), without_save_on_cpu():
+                with without_anomalies():
                     outputs, used = self._native.forward(forward_of(self._source, plain, form, text, note, attempt), text, inputs, note)
             except Refused as e:
                 e.source = attempt.where

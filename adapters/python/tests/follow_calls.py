@@ -78,6 +78,10 @@ class Checkpoints(Test):
                 y.square().mean().backward()
 
         for follow in (True, False):
+            seen.clear()
+            with torch.autograd.graph.save_on_cpu():  # the forward runs here, too
+                remat.wrap(Sees(), (torch.randn(32, 16),), planner=remat.Planner(follow=follow))
+            self.assertEqual(set(seen), {False})
             with self.subTest(follow=follow), self.assertNoLogs("remat", logging.WARNING):
                 model = self.check(Sees, step, follow=follow)
             self.assertFalse(seen[-1])
