@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls of MILP libraries that end in time, end late, or throw.
+#include <sys/wait.h>
+#include <unistd.h>
 #include <catch2/catch.hpp>
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <thread>
@@ -51,6 +54,23 @@ TEST_CASE("supervise abandons a call that ignores its limit, and returns the bes
   REQUIRE(s.x.size() == 1);
   CHECK(s.x[0] == 3);
   CHECK(s.bound == 1);
+}
+
+TEST_CASE("a forked process neither waits for calls that its parent abandoned, nor lacks calls of its own") {
+  const auto released = std::make_shared<std::atomic<bool>>(false);
+  milp::supervise(std::make_shared<deaf>(milp::options{.seconds = 0}, released));
+  const auto child = fork();
+  if (child == 0) {
+    alarm(20);
+    const auto s = milp::supervise(std::make_shared<deaf>(milp::options{.seconds = 0}, released));
+    *released = true;  // in the child only
+    std::exit(s.status == milp::status::feasible ? 0 : 1);
+  }
+  int state = 0;
+  REQUIRE(waitpid(child, &state, 0) == child);
+  *released = true;
+  REQUIRE(WIFEXITED(state));
+  CHECK(WEXITSTATUS(state) == 0);
 }
 
 TEST_CASE("supervise returns the answer of a call that ends, also after a limit") {

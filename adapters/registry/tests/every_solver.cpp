@@ -6,8 +6,11 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
+#include <iterator>
 #include <random>
 #include <string>
 #include <system_error>
@@ -44,11 +47,20 @@ std::vector<std::pair<std::string, remat::any_solver>> solvers() {
 
 enum class child { did, did_not, threw, had_threads };
 
+/// Waits until this process has no other thread. A MILP library may still be ending threads of its own after a call.
+void wait_for_threads() {
+  const std::filesystem::directory_iterator none;
+  while (std::distance(std::filesystem::directory_iterator("/proc/self/task"), none) > 1)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 /// What `work` does in a child process that may have no more threads.
 template <class F>
 child without_threads(F&& work) {
+  wait_for_threads();  // a lock that one of them holds would stay locked in the child
   const auto id = fork();
   if (id == 0) {
+    alarm(60);
     if (getuid() == 0 && setresuid(54321, 54321, 54321) != 0)
       _exit(static_cast<int>(child::had_threads));  // no limit holds for root
     const rlimit none{0, 0};

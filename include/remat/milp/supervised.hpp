@@ -3,11 +3,14 @@
 /// Runs MILP libraries that do not keep time limits by themselves. For authors of backends. Needs Eigen.
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -66,18 +69,30 @@ class supervised {
   friend solution supervise(std::shared_ptr<Job> job);
   static constexpr double patience = 0.3;  ///< s; solvers may exceed their limits by 10 % and half a second
 
-  /// Abandoned calls. The program waits for them when it exits.
+  /// Abandoned calls. The process that made them waits for them when it exits.
   class abandoned_calls {
    public:
     static void add(std::future<void> work) {
       static abandoned_calls all;
       const std::lock_guard lock(all.mutex_);
+      all.leave_to_parent();
       std::erase_if(all.work_, [](auto& w) { return w.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
       all.work_.push_back(std::move(work));
     }
+    ~abandoned_calls() { leave_to_parent(); }
 
    private:
+    /// A forked process has none of the threads of its parent, and would wait for them without end.
+    void leave_to_parent() {
+      if (process_ == getpid()) return;
+      static auto& never_destroyed = *new std::vector<std::future<void>>;
+      never_destroyed.insert(never_destroyed.end(), std::move_iterator(work_.begin()), std::move_iterator(work_.end()));
+      work_.clear();
+      process_ = getpid();
+    }
+
     std::mutex mutex_;
+    pid_t process_ = getpid();
     std::vector<std::future<void>> work_;
   };
 
