@@ -351,6 +351,18 @@ class Uses(Test):
 
         self.check(Heads, step, steps=8)
 
+    def test_outputs_of_other_shapes(self):
+        """The strides of the last gradients do not fit the outputs that another path returns: too many, or elements would overlap."""
+        class Kinds(Net):
+            def forward(self, x, kind):
+                y = super().forward(x)
+                return [(y,), y.unbind(1), (y.repeat(2, 1),)][kind]
+
+        def step(model, x, k):
+            sum(y.t().contiguous().square().mean() for y in model(x, k % 3)).backward()
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Kinds, step, steps=9)
 
     def test_constants_are_returned(self):
         """Python's binding of a factory returns a copy of its result to the module."""

@@ -299,7 +299,9 @@ trace_ends record_backward(recorder& r, std::vector<at::Tensor> outputs, std::ve
     if (!o.requires_grad() || !use.used) continue;
     at::NoGradGuard no_grad;
     const bool dense = o.is_non_overlapping_and_dense();
-    const auto strides = !use.strides.empty() ? use.strides : dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
+    // The use may be that of another output, which an earlier forward had at this place.
+    const bool fits = use.strides.size() == static_cast<std::size_t>(o.dim()) && apart_or_expanded(o.sizes(), use.strides);
+    const auto strides = fits ? use.strides : dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
     output_grads.push_back(r.stand_in(o.detach(), strides, role::output_grad, i));
     t.output_grads.back() = r.view_of(output_grads.back());
     roots.push_back(::torch::autograd::impl::gradient_edge(o));
