@@ -36,6 +36,22 @@ def selects_twice(mask):
     return Model
 
 
+class Positions(Net):
+    """Returns positions in a mask that depends on constants only."""
+
+    def __init__(self, returns_mask):
+        super().__init__()
+        self.returns_mask = returns_mask
+
+    def forward(self, x):
+        mask = torch.zeros(4, 6)
+        mask[:, 3:] = 1
+        mask = (1 - mask) * (torch.arange(6) % 2)
+        rows, columns = mask.nonzero().unbind(1)
+        h = super().forward(x)
+        return h + h[rows].sum(0), columns, *([mask] if self.returns_mask else [])
+
+
 def filled(like):
     """`like` reads only the sizes of an empty tensor, which is filled afterwards."""
     def act(h):
@@ -173,6 +189,16 @@ class Operators(Test):
 
     def test_numbers_of_eight_bits(self):
         self.check(acts(lambda h: h + h.detach().to(torch.float8_e4m3fn).float()))
+
+    def test_positions_that_are_returned(self):
+        def step(model, x, k):
+            h, *others = model(x)
+            h.square().mean().backward()
+            return others
+
+        for returns_mask in (False, True):
+            with self.subTest(returns_mask=returns_mask), self.assertNoLogs("remat", logging.WARNING):
+                self.check(lambda: Positions(returns_mask), step)
 
     def test_seed(self):
         self.check(acts(lambda h: h * (1 + torch.initial_seed() % 5)))
