@@ -7,6 +7,7 @@ import unittest
 import torch
 from torch import nn
 
+import remat
 from following import Net, Test, backward
 
 torch.set_num_threads(1)  # the workspace of a kernel depends on the number of threads
@@ -176,6 +177,16 @@ class Operators(Test):
         for name, mask in MASKS.items():
             with self.subTest(name):
                 self.check(selects_twice(mask), steps=8)
+
+    def test_convolutions_of_other_sizes(self):
+        """PyTorch chooses a kernel by size. The kernels allocate in different ways."""
+        model = nn.Sequential(nn.ConvTranspose2d(24, 24, 2, 2), nn.ReLU(), nn.Conv2d(24, 4, 1))
+        remat.wrap(model, budget="100% of activations", planner=remat.Planner(time_limit=1), cache=False)
+        with self.assertNoLogs("remat", logging.WARNING):
+            for n in 10, 22:
+                model.zero_grad()
+                model(torch.randn(n, 24, 14, 14)).square().mean().backward()
+                self.assertEqual(remat.of(model).memory()["unplanned"], 0, f"{n} images")
 
     def test_memory_of_which_only_the_size_is_read(self):
         for name, like in LIKES.items():
