@@ -7,6 +7,7 @@ import unittest
 import torch
 from torch import nn
 
+import remat
 from following import Net, Test, backward
 
 torch.set_num_threads(1)  # the workspace of a kernel depends on the number of threads
@@ -34,6 +35,22 @@ def selects_twice(mask):
             return super().forward(x[x[:, 0] > -1])
 
     return Model
+
+
+class Positions(Net):
+    """Returns positions in a mask that depends on constants only."""
+
+    def __init__(self, returns_mask):
+        super().__init__()
+        self.returns_mask = returns_mask
+
+    def forward(self, x):
+        mask = torch.zeros(4, 6)
+        mask[:, 3:] = 1
+        mask = (1 - mask) * (torch.arange(6) % 2)
+        rows, columns = mask.nonzero().unbind(1)
+        h = super().forward(x)
+        return h + h[rows].sum(0), columns, *([mask] if self.returns_mask else [])
 
 
 def filled(like):
@@ -161,6 +178,16 @@ class Operators(Test):
             with self.subTest(name):
                 self.check(selects_twice(mask), steps=8)
 
+    def test_convolutions_of_other_sizes(self):
+        """PyTorch chooses a kernel by size. The kernels allocate in different ways."""
+        model = nn.Sequential(nn.ConvTranspose2d(24, 24, 2, 2), nn.ReLU(), nn.Conv2d(24, 4, 1))
+        remat.wrap(model, budget="100% of activations", planner=remat.Planner(time_limit=1), cache=False)
+        with self.assertNoLogs("remat", logging.WARNING):
+            for n in 10, 22:
+                model.zero_grad()
+                model(torch.randn(n, 24, 14, 14)).square().mean().backward()
+                self.assertEqual(remat.of(model).memory()["unplanned"], 0, f"{n} images")
+
     def test_memory_of_which_only_the_size_is_read(self):
         for name, like in LIKES.items():
             with self.subTest(name):
@@ -173,6 +200,16 @@ class Operators(Test):
 
     def test_numbers_of_eight_bits(self):
         self.check(acts(lambda h: h + h.detach().to(torch.float8_e4m3fn).float()))
+
+    def test_positions_that_are_returned(self):
+        def step(model, x, k):
+            h, *others = model(x)
+            h.square().mean().backward()
+            return others
+
+        for returns_mask in (False, True):
+            with self.subTest(returns_mask=returns_mask), self.assertNoLogs("remat", logging.WARNING):
+                self.check(lambda: Positions(returns_mask), step)
 
     def test_seed(self):
         self.check(acts(lambda h: h * (1 + torch.initial_seed() % 5)))

@@ -102,11 +102,19 @@ bool operands_lie_alike(const program& step, const node& n, const program& other
   });
 }
 
+/// True if sizes decide which kernel runs: PyTorch's own convolutions and those of libraries allocate in different ways.
+bool has_kernel_by_size(const node& n) {
+  return std::any_of(n.calls.begin(), n.calls.end(), [](const call& c) {
+    const auto& name = c.op.schema().name();
+    return name == "aten::convolution" || name == "aten::convolution_backward";
+  });
+}
+
 /// The script for other sizes, if the kernels allocate only their results.
-/// @return nothing if they allocate more, or not the same in each run
+/// @return nothing if they allocate more, not the same in each run, or not the same for all sizes
 std::optional<allocation_script> resized(const allocation_script& s, const program& step, const node& n, const program& other,
                                          const node& like) {
-  if (!s.stable || !operands_lie_alike(step, n, other, like)) return std::nullopt;
+  if (!s.stable || has_kernel_by_size(n) || !operands_lie_alike(step, n, other, like)) return std::nullopt;
   auto found = s;
   for (auto& b : found.blocks) {
     if (b.result == none || b.freed >= 0 || b.bytes != other.values[like.outputs[b.result]].bytes) return std::nullopt;

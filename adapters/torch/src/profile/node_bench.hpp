@@ -22,17 +22,19 @@
 #include "../base/clock.hpp"
 #include "../base/views.hpp"
 #include "../capture/known_results.hpp"
+#include "../program/fold.hpp"
 #include "../program/operators.hpp"
 
 namespace remat::pytorch {
 
-/// Runs a node on scratch operands.
+/// Runs a node on scratch operands. Values that determine sizes of its results are those of the step.
 class node_bench {
  public:
   /// Bytes of allocations by other threads that may belong to other work.
   static constexpr bytes_t other_work_bytes = bytes_t{64} << 10;
 
   node_bench(const program& step, const node& n) : step_(step), node_(n), on_(device_of(device_of_step(step))) {
+    if (has_dynamic_call(step, n)) storage_ = constant_inputs(step, n);  // other values give results of other sizes
     for (const auto& c : n.calls) {
       for (const auto& o : c.operands) add_operand(o.view);
       for (const auto& r : c.results) made_.push_back(step.views[r.view].value);

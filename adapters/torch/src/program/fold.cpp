@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "../base/views.hpp"
@@ -17,10 +18,16 @@
 namespace remat::pytorch {
 namespace {
 
-/// Runs a node that reads only constants.
-/// @return storages of its outputs, by value
-std::map<index_t, c10::Storage> made_by(const program& step, const node& n) {
-  std::map<index_t, c10::Storage> made;
+/// No gradients, no autograd and no autocast: nodes run as kernels see them.
+struct as_in_a_plan {
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+/// Runs a node that reads only constants and values in `made`.
+/// @param made storages by value; gets those of the outputs
+void run_on_constants(const program& step, const node& n, std::map<index_t, c10::Storage>& made) {
   const auto tensor = [&](index_t view) {
     const auto& v = step.views[view];
     if (const auto own = made.find(v.value); own != made.end()) return tensor_of(v, own->second);
@@ -34,10 +41,10 @@ std::map<index_t, c10::Storage> made_by(const program& step, const node& n) {
     c.op.callBoxed(stack);
     for (const auto& r : c.results) made.insert_or_assign(step.views[r.view].value, tensor_at(stack, r).storage());
   }
-  return made;
 }
 
-/// True if values of operands determine sizes of results.
+}  // namespace
+
 bool has_dynamic_call(const program& step, const node& n) {
   return std::any_of(n.calls.begin(), n.calls.end(), [&](const call& c) {
     return is_dynamic(c.op, [&](int argument) {
@@ -47,9 +54,11 @@ bool has_dynamic_call(const program& step, const node& n) {
   });
 }
 
-/// Tells nodes that can be folded: they depend on constants only, and do nothing but make values that stay in the step.
-std::vector<bool> foldable(const program& step) {
-  const auto kept = handed_out(step);
+namespace {
+
+/// Tells nodes that depend on constants only, and do nothing but make values.
+/// @param kept values that these nodes must not make
+std::vector<bool> fixed_nodes(const program& step, const std::set<index_t>& kept) {
   std::vector<bool> made(step.values.size()), result(step.nodes.size());
   for (index_t i = 0; i < step.nodes.size(); ++i) {
     const auto& n = step.nodes[i];
@@ -65,7 +74,7 @@ std::vector<bool> foldable(const program& step) {
 
 /// Tells which foldable nodes are folded: those that make values elsewhere only, dynamic ones, and all that these need.
 std::vector<bool> chosen(const program& step, c10::Device on) {
-  auto result = foldable(step);
+  auto result = fixed_nodes(step, handed_out(step));
   std::vector<bool> needed(step.values.size());
   for (auto i = step.nodes.size(); i-- > 0;) {
     if (!result[i]) continue;
@@ -82,15 +91,14 @@ std::vector<bool> chosen(const program& step, c10::Device on) {
 }  // namespace
 
 program folded(program step, c10::Device on) {
-  at::NoGradGuard no_grad;
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const as_in_a_plan guards;
   auto wanted = chosen(step, on);
   wanted.flip();
   for (index_t i = 0; i < step.nodes.size(); ++i) {
     auto& n = step.nodes[i];
     if (wanted[i]) continue;
-    const auto made = made_by(step, n);
+    std::map<index_t, c10::Storage> made;
+    run_on_constants(step, n, made);
     for (auto v : std::exchange(n.outputs, {})) {
       auto& value = step.values[v];
       value.slot = static_cast<index_t>(step.slots.size());
@@ -103,6 +111,28 @@ program folded(program step, c10::Device on) {
     }
   }
   return with_only(std::move(step), wanted);
+}
+
+std::map<index_t, c10::Storage> constant_inputs(const program& step, const node& n) {
+  const as_in_a_plan guards;
+  auto runs = fixed_nodes(step, {});
+  std::vector<bool> needed(step.values.size());
+  for (auto v : n.inputs) needed[v] = true;
+  for (auto i = step.nodes.size(); i-- > 0;) {
+    const auto& maker = step.nodes[i];
+    runs[i] = runs[i] && std::any_of(maker.outputs.begin(), maker.outputs.end(), [&](index_t v) { return needed[v]; });
+    if (runs[i])
+      for (auto v : maker.inputs) needed[v] = true;
+  }
+  std::map<index_t, c10::Storage> made;
+  for (index_t i = 0; i < step.nodes.size(); ++i)
+    if (runs[i]) run_on_constants(step, step.nodes[i], made);
+  for (auto v : n.inputs)
+    if (step.from(v) == role::constant && !made.count(v)) {
+      const auto& s = step.slots[step.values[v].slot];
+      made.emplace(v, byte_tensor(step.constants[s.position]).to(s.type.device, false, true).storage());
+    }
+  return made;
 }
 
 }  // namespace remat::pytorch
