@@ -52,6 +52,40 @@ class BetweenParts(WithArray):
         return torch.cat([h, h[:, :8]], 1) * torch.from_numpy(self.array[-8:]).repeat(6)
 
 
+class Sorts(Net):
+    """Reads an array of an activation. Some constants are made before that, others after. Then a size depends on values."""
+
+    def before(self, h):
+        return torch.zeros(48)
+
+    def use(self, array):
+        return numpy.argsort(array[:, 0])
+
+    def act(self, h):
+        factors = self.before(h)
+        factors[2:40] = 1
+        order = self.use(h.detach().tanh().numpy())
+        summands = torch.ones(48)
+        summands[5] = 2
+        h = (h * factors + summands)[torch.from_numpy(order)]
+        return (h + h[h.detach()[:, 5] > 2].tanh().sum(0)).tanh()
+
+
+class SortsAndWrites(Sorts):
+    def use(self, array):
+        array[:, 1] = 0
+        return super().use(array)
+
+
+class SortsByValues(Sorts):
+    """A number of the step is written into the constant, before the array is read."""
+
+    def before(self, h):
+        factors = super().before(h)
+        factors[0] = h.detach().mean()
+        return factors
+
+
 class NowAndThen(WithArray):
     """The array changes only in some steps, and an operator changes the shape of the tensor in place."""
     steps = 0
@@ -141,7 +175,7 @@ class Arrays(Test):
         """The array has its last numbers, whatever happens."""
         class Fails(WithArray):
             def act(self, h):
-                h = self.last.weight[(h + self.here()).argmax(1)]  # at most 47, and 16 rows
+                h = self.last.weight[(h + self.here()).argmax(1) + 16]  # of 16 rows
                 self.change()
                 return h
 
@@ -149,6 +183,15 @@ class Arrays(Test):
         with self.assertRaises(IndexError):
             model(torch.ones(4, 16))
         self.assertEqual(model.array[0], numpy.float32(1.5))
+
+    def test_another_path_after_a_read(self):
+        """A step that reads an array and then takes another path is planned, too, unless constants changed meanwhile."""
+        with self.assertNoLogs("remat", logging.WARNING):
+            model = self.check(Sorts, steps=8, budget="150% of activations")
+        self.assertGreater(len(remat.of(model).plans), 1)
+        for make in (SortsAndWrites, SortsByValues):
+            with self.subTest(make.__name__):
+                self.check(make, steps=8, plans=None)
 
     def test_written_after_a_read(self):
         for make in (BetweenTensors, BetweenCalls, BetweenParts, After, AfterProduct, Copied, Bytes, Buffer):

@@ -351,10 +351,13 @@ void call_log::fill(const std::vector<bool>& chosen) {
     run(c);
     c.has_run = any = true;
     each_tensor(c.results, [&](const at::Tensor& t, int) {
-      if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
+      const auto known = storages_.find(storage_of(t));
+      if (known == storages_.end()) return;
+      known->second.stays = known->second.real = true;
+      ahead_data_.erase(known->first);
     });
   }
-  if (any && run_ahead_count_ > 0) begin_anew();
+  if (any && run_ahead_count_ > 0 && !has_pinned()) begin_anew();
 }
 
 std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() const {

@@ -108,7 +108,8 @@ class call_log {
   /// Runs all kernels that have not run.
   /// @throws what a kernel throws, after the calls before it have run
   void fill();
-  /// Runs only the chosen kernels, before the others. They must not draw.
+  /// Runs only the chosen kernels, before the others. They must not draw. Calls that have run ahead will run again, unless the
+  /// module has access to their memory.
   /// @param chosen per call of the forward
   void fill(const std::vector<bool>& chosen);
 
@@ -146,6 +147,8 @@ class call_log {
   /// From now on the module may read this memory at any time.
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }
+  /// True if this call of the forward has run ahead.
+  bool has_run_ahead(std::size_t call) const { return run_ahead_count_ > 0 && call <= calls_[run_ahead_count_ - 1].call; }
   bool is_pinned(const c10::StorageImpl* s) const;
   /// True if the module has access to this memory.
   bool is_exposed(const c10::StorageImpl* s) const;

@@ -259,26 +259,6 @@ void follower::take_value(std::size_t id, const at::Tensor& t) {
   ahead_values_.emplace_back(k, t);
 }
 
-bool follower::run_at_once(const std::vector<bool>& chosen) {
-  const auto& calls = recorded().calls;
-  std::vector<bool> read(storages_.size());
-  bool any = false;
-  for (std::size_t i = 0; i < next_call_; ++i) any = any || (chosen[i] && !ran_[i]);
-  if (!any) return true;
-  if (log_->has_pinned()) return false;
-  for (std::size_t i = 0; i < next_call_; ++i)
-    for (const auto& o : calls[i].operands) {
-      if (!chosen[i] && !ran_[i]) read[o.view.value] = true;
-      if (chosen[i] && !ran_[i] && o.written && read[o.view.value]) return false;
-    }
-  log_->fill(chosen);
-  for (std::size_t i = 0; i < next_call_; ++i) ran_[i] = ran_[i] || chosen[i];
-  for (std::size_t s = 0; s < storages_.size(); ++s)
-    if (const auto there = storages_[s].lock(); there && written_[s] && recorded().storages[s].slot == none)
-      log_->hide(c10::Storage(there));
-  return true;
-}
-
 std::unordered_set<const c10::StorageImpl*> follower::given_constants(const std::vector<at::Tensor>& returned) const {
   const auto& t = recorded();
   std::unordered_set<const c10::StorageImpl*> pending, found;  // storages of constants whose kernels have not run

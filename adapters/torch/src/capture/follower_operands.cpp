@@ -161,6 +161,34 @@ bool follower::has_same_outside(const candidate& other) const {
   return true;
 }
 
+bool follower::run_at_once(const std::vector<bool>& chosen) {
+  const auto& calls = recorded().calls;
+  std::vector<bool> read(storages_.size()), made(storages_.size());
+  bool any = false;
+  for (std::size_t i = 0; i < next_call_; ++i) any = any || (chosen[i] && !ran_[i]);
+  if (!any) return true;
+  const bool pinned = log_->has_pinned();  // calls that have run ahead will not run again
+  for (std::size_t i = 0; i < next_call_; ++i) {
+    const bool runs = chosen[i] && !ran_[i];
+    for (const auto& o : calls[i].operands) {
+      if (!chosen[i] && !ran_[i]) read[o.view.value] = true;
+      if (runs && o.written && read[o.view.value]) return false;
+      if (!runs && o.written && made[o.view.value] && pinned && log_->has_run_ahead(i)) return false;
+      made[o.view.value] = made[o.view.value] || (runs && o.written);
+    }
+    for (const auto& r : calls[i].results) {
+      made[r.view.value] = made[r.view.value] || runs;
+      if (runs && pinned && log_->is_pinned(storages_[r.view.value].address())) return false;
+    }
+  }
+  log_->fill(chosen);
+  for (std::size_t i = 0; i < next_call_; ++i) ran_[i] = ran_[i] || chosen[i];
+  for (std::size_t s = 0; s < storages_.size(); ++s)
+    if (const auto there = storages_[s].lock(); there && written_[s] && recorded().storages[s].slot == none)
+      log_->hide(c10::Storage(there));
+  return true;
+}
+
 bool follower::keeps_read_memory(const std::vector<at::Tensor>& returned) const {
   if (!log_->has_pinned()) return false;
   const auto read = [&](const at::Tensor& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); };
