@@ -305,6 +305,23 @@ class Refusals(unittest.TestCase):
             for (x,), _ in inputs(4):
                 m(x).sum().backward()
 
+    def test_verify_of_a_loss_of_what_the_module_keeps(self):
+        """A plain forward beside the step returns no tensor for this gradient."""
+        class Keeps(Chain):
+            def forward(self, x):
+                self.last = super().forward(x)
+
+        plain, m = Chain(dropout=0), remat.wrap(Keeps(dropout=0), planner=remat.Planner(verify=2, time_limit=5))
+        m.load_state_dict(plain.state_dict())
+        with self.assertLogs("remat", logging.WARNING) as told:
+            for (x,), _ in inputs(4):
+                m(x)
+                for model, y in (m, m.last), (plain, plain(x)):
+                    model.zero_grad()
+                    y.square().mean().backward()
+                self.assertTrue(all(torch.equal(p.grad, q.grad) for p, q in zip(m.parameters(), plain.parameters(), strict=True)))
+        self.assertEqual([text.rpartition(": ")[2] for text in told.output], ["the loss depends on a tensor that the module keeps"] * 2)
+
     def test_errors_of_a_backward(self):
         """Errors of a backward have the same types as other errors, on every thread."""
         (x,), _ = inputs()[0]

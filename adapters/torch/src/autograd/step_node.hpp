@@ -131,8 +131,7 @@ class step_node final : public ::torch::autograd::Node {
     auto r = std::exchange(runner_, nullptr);
     const auto kind = r->kind;
     if (!kind->step->assumed_zero.empty()) kind->outputs->learn_assumption(true);
-    if (checks_ && !inside.hooked.empty()) std::exchange(checks_, nullptr)->skip_backward();
-    const auto checks = std::exchange(checks_, nullptr);
+    auto checks = std::exchange(checks_, nullptr);
     const bool hooks = !inside.hooked.empty();
     const auto read = std::exchange(watched_, {});
     auto unread = read;  // parameters whose hooks have not been called
@@ -142,6 +141,9 @@ class step_node final : public ::torch::autograd::Node {
     const auto& step = *kind->step;
     const auto given = given_by(std::move(incoming));
     auto uses = uses_of(given, step, device_.type());
+    if (checks && hooks) std::exchange(checks, nullptr)->skip_backward("hooks inside of the model would be called twice");
+    if (checks && !verification::gives_all(step, given))
+      std::exchange(checks, nullptr)->skip_backward("the loss depends on a tensor that the module keeps");
     if (checks) checks->run_backward(step, given, bound_->trained);
     const auto right = [&](const captured_step& s) {
       return s.hook_places == inside.hook_places && serves(*s.step, given) && same_autocast(s.uses, uses);

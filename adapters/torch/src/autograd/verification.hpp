@@ -114,10 +114,16 @@ class verification {
     else if (!forward_.steady())
       gradients_.distrust();
   }
-  /// Call this in place of `run_backward` and `compare_backward` if a plain backward would call hooks of the user once more.
-  void skip_backward() const {
-    warn_("the gradients of this step are not compared: hooks inside of the model would be called twice");
+  /// True if a plain forward gives all outputs that get gradients. It does not give tensors that the module keeps.
+  static bool gives_all(const program& step, const std::vector<at::Tensor>& incoming) {
+    for (std::size_t k = 0; k < incoming.size(); ++k) {
+      const bool returned = std::find(step.results.begin(), step.results.end(), k) != step.results.end();
+      if (incoming[k].defined() && !returned && !is_input(step, k)) return false;
+    }
+    return true;
   }
+  /// Call this in place of `run_backward` and `compare_backward` if a plain backward cannot run.
+  void skip_backward(const std::string& why) const { warn_("the gradients of this step are not compared: " + why); }
   /// Warns if plain steps differ from each other.
   /// @throws not_equal if the planned step differs from them
   void compare_backward(const ::torch::autograd::variable_list& gradients) {
@@ -136,6 +142,9 @@ class verification {
     std::vector<at::Tensor> inputs, given, outputs;  ///< given: the inputs as the forward gets them
   };
 
+  static bool is_input(const program& step, std::size_t output) {
+    return step.from(step.views[step.outputs[output]].value) == role::input;
+  }
   static std::vector<std::uint64_t> digests_of(const std::vector<at::Tensor>& tensors) {
     std::vector<std::uint64_t> list;
     for (const auto& t : tensors) list.push_back((digest() << t).value());
@@ -190,8 +199,8 @@ class verification {
       given.push_back(incoming_[k]);
     }
     for (std::size_t k = 0; k < incoming_.size(); ++k) {  // inputs that the forward has written and does not return
+      if (!incoming_[k].defined() || taken.count(k) > 0 || !is_input(*step_, k)) continue;
       const auto value = step_->views[step_->outputs[k]].value;
-      if (!incoming_[k].defined() || taken.count(k) > 0 || step_->from(value) != role::input) continue;
       roots.push_back(made.given.at(step_->slots[step_->values[value].slot].position));
       given.push_back(incoming_[k]);
     }
