@@ -212,7 +212,8 @@ class Parameters(nn.Module):
 def fixed():
     """Costs of planning and wrapping that do not depend on kernels."""
     x = torch.rand(640)
-    for who, model in (("plain", Parameters()), ("wrapped", remat.wrap(Parameters(), (x,)))):
+    wrapped = {f"wrapped, {follow=}": remat.wrap(Parameters(), (x,), planner=remat.Planner(follow=follow)) for follow in (True, False)}
+    for who, model in {"plain": Parameters(), **wrapped}.items():
         times = []
         for _ in range(400):
             model.zero_grad()

@@ -163,7 +163,8 @@ bool follower::has_same_outside(const candidate& other) const {
 
 bool follower::run_at_once(const std::vector<bool>& chosen) {
   const auto& calls = recorded().calls;
-  std::vector<bool> read(storages_.size()), made(storages_.size());
+  std::vector<bool> read(storages_.size());  // by calls that wait: no later chosen call may write there
+  std::vector<bool> made(storages_.size());  // by chosen calls: they would undo a later write that has run ahead
   bool any = false;
   for (std::size_t i = 0; i < next_call_; ++i) any = any || (chosen[i] && !ran_[i]);
   if (!any) return true;
